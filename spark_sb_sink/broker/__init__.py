@@ -1,0 +1,34 @@
+"""An embedded AMQP 1.0 broker that the azure-servicebus SDK takes for Service Bus, made to inject faults.
+
+Optional (`pip install spark-sb-sink[broker]`); the library proper never imports it.
+"""
+
+from spark_sb_sink.broker.faults import (
+    BlackHole,
+    Busy,
+    CbsAnswer,
+    CutMidBatch,
+    FullQuota,
+    LateVisible,
+    LoseAck,
+    Refuse,
+    Reject,
+    Shape,
+)
+from spark_sb_sink.broker.process import BrokerProcess, ControlError, NamespaceHandle
+
+__all__ = [
+    "BlackHole",
+    "BrokerProcess",
+    "Busy",
+    "CbsAnswer",
+    "ControlError",
+    "CutMidBatch",
+    "FullQuota",
+    "LateVisible",
+    "LoseAck",
+    "NamespaceHandle",
+    "Refuse",
+    "Reject",
+    "Shape",
+]

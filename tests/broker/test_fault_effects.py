@@ -1,0 +1,340 @@
+"""What faults do to messages and to time: what is stored, what is refused, what comes later, what is lost."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.aio import ServiceBusClient
+from azure.servicebus.exceptions import MessageLockLostError, ServiceBusConnectionError, ServiceBusServerBusyError
+
+from spark_sb_sink.broker import (
+    BrokerProcess,
+    Busy,
+    CutMidBatch,
+    FullQuota,
+    LateVisible,
+    LoseAck,
+    NamespaceHandle,
+    Shape,
+)
+from tests.broker.faulty import Came, Links, message, outcome, quick, two_open
+from tests.conftest import await_that
+
+CUT = "ServiceBusConnectionError amqp:socket-error"
+DETACHED = "ServiceBusConnectionError amqp:unknown-error"
+"""What the SDK makes of a link that is detached under a send: it drops the error that the detach came with."""
+DISABLED = "MessagingEntityDisabledError com.microsoft:entity-disabled"
+GONE = "MessagingEntityNotFoundError amqp:not-found"
+PING = "application/vnd.ms-servicebus-ping"
+
+
+@pytest.fixture(scope="module")
+def clocked() -> Iterator[NamespaceHandle]:
+    """A namespace whose clock a test may move: moving it moves the whole broker's."""
+    with BrokerProcess("clocked") as running:
+        yield running["clocked"]
+        assert "Traceback" not in running.errors(), running.errors()
+
+
+def story(namespace: NamespaceHandle, message_id: str) -> list[str]:
+    return [entry.what for entry in namespace.journal(message_id)]
+
+
+async def send(client: ServiceBusClient, queue: str, *messages: ServiceBusMessage) -> str:
+    async with client.get_queue_sender(queue) as sender:
+        await sender.send_messages(list(messages))
+    return "sent"
+
+
+async def received(client: ServiceBusClient, queue: str, wait: float = 20) -> list[Any]:
+    async with client.get_queue_receiver(queue) as receiver:
+        found = await receiver.receive_messages(10, max_wait_time=wait)
+        for each in found:
+            await receiver.complete_message(each)
+    return found
+
+
+# Lost acknowledgements and cut batches
+
+
+async def test_a_message_whose_acknowledgement_is_lost_is_stored_and_its_resend_is_dropped_as_a_duplicate(
+    namespace: NamespaceHandle, name: str
+) -> None:
+    namespace.create_queue(name, requires_duplicate_detection=True)
+    async with quick(namespace) as client, client.get_queue_sender(name) as sender:
+        namespace.hang(LoseAck(count=1), name)
+        with pytest.raises(ServiceBusConnectionError):
+            await sender.send_messages(message(f"{name}-1"))
+        assert namespace.faults() == []
+        assert story(namespace, f"{name}-1") == ["accepted", "ack-lost"]
+        await sender.send_messages(message(f"{name}-1"))
+        assert story(namespace, f"{name}-1") == ["accepted", "ack-lost", "duplicate"]
+        assert [str(found.message_id) for found in await received(client, name)] == [f"{name}-1"]
+
+
+async def test_without_duplicate_detection_the_resend_after_a_lost_acknowledgement_makes_two(
+    namespace: NamespaceHandle, queue: str
+) -> None:
+    async with quick(namespace) as client:
+        with namespace.fault(LoseAck(), queue):
+            assert await outcome(send(client, queue, message("same"))) == CUT
+        await send(client, queue, message("same"))
+    assert namespace.counts(queue)["active"] == 2
+
+
+async def test_a_batch_that_is_cut_in_the_middle_of_its_frames_leaves_nothing(
+    namespace: NamespaceHandle, queue: str
+) -> None:
+    batch = [message(f"{queue}-{n}", size=30_000) for n in range(6)]  # three frames of 64 KB
+    async with quick(namespace) as client:
+        with namespace.fault(CutMidBatch(after_bytes=70_000), queue):
+            assert await outcome(send(client, queue, *batch)) == CUT
+            assert await send(client, queue, message()) == "sent", "smaller than what it takes to be cut"
+        assert namespace.counts(queue)["active"] == 1
+        assert [story(namespace, f"{queue}-{n}") for n in range(6)] == [[]] * 6
+        assert await send(client, queue, *batch) == "sent"
+    assert namespace.counts(queue)["active"] == 7
+
+
+async def test_connections_are_cut_once_for_one_entity_or_for_all(namespace: NamespaceHandle, name: str) -> None:
+    async with quick(namespace) as client:
+        one, other = await two_open(client, namespace, name)
+        assert namespace.cut(one.queue) == 2  # a sender and a receiver, each a connection of its own
+        assert await one.try_all(Came()) == Came(open_send=CUT, open_receive=CUT)
+        assert await other.try_all(Came()) == Came()
+        assert namespace.cut() >= 2
+        assert await outcome(other.send()) == CUT
+
+
+# Throttling and quota
+
+
+async def test_busy_refuses_exactly_the_next_n_messages(namespace: NamespaceHandle, name: str) -> None:
+    async with quick(namespace) as client:
+        one, other = await two_open(client, namespace, name)
+        namespace.hang(Busy(count=3), one.queue)
+        assert await other.send() == "sent"
+        busy = "ServiceBusServerBusyError com.microsoft:server-busy"
+        assert [await outcome(one.send()) for _ in range(5)] == [busy] * 3 + ["sent"] * 2
+    assert namespace.counters(one.queue)["events"]["rejected"] == 3
+
+
+async def test_busy_above_a_rate_lets_the_rate_pass_and_a_namespace_shares_it(
+    namespace: NamespaceHandle, name: str
+) -> None:
+    async with quick(namespace) as client:
+        one, other = await two_open(client, namespace, name)
+        namespace.hang(Busy(above_rate=4))
+        started = time.monotonic()
+        found = [await outcome(links.send()) for _ in range(4) for links in (one, other)]
+        allowed = 4 + 4 * (time.monotonic() - started)
+        assert found[:4] == ["sent"] * 4
+        assert 4 <= found.count("sent") <= allowed
+        assert set(found) <= {"sent", "ServiceBusServerBusyError com.microsoft:server-busy"}
+        namespace.undo()
+        assert [await one.send() for _ in range(8)] == ["sent"] * 8
+
+
+async def test_what_is_above_a_rate_is_taken_once_the_sender_has_waited(namespace: NamespaceHandle, queue: str) -> None:
+    async with quick(namespace) as client, client.get_queue_sender(queue) as sender:
+        namespace.hang(Busy(above_rate=20), queue)
+        await sender.send_messages([message() for _ in range(30)])  # more than a second's worth, into a full allowance
+        refused = 0
+        while True:
+            try:
+                await sender.send_messages(message())
+                break
+            except ServiceBusServerBusyError:
+                refused += 1
+                await asyncio.sleep(0.05)
+        assert refused, "half a second's worth was owed"
+    assert namespace.counts(queue)["active"] == 31
+
+
+async def test_a_full_entity_still_takes_pings(namespace: NamespaceHandle, queue: str) -> None:
+    async with quick(namespace) as client, client.get_queue_sender(queue) as sender:
+        namespace.hang(FullQuota(), queue)
+        await sender.send_messages(
+            ServiceBusMessage(b"", content_type=PING, time_to_live=timedelta(seconds=1), message_id=f"{queue}-ping")
+        )
+        assert story(namespace, f"{queue}-ping") == ["ping"]
+        with pytest.raises(Exception, match="maximum entity size"):
+            await sender.send_messages(message())
+
+
+# Latency, bandwidth, late visibility
+
+
+async def _took(call: Any) -> float:
+    started = time.monotonic()
+    await call
+    return time.monotonic() - started
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["for one entity", "for the namespace"])
+async def test_latency_slows_open_and_new_links_down_and_its_undo_ends_that(
+    namespace: NamespaceHandle, name: str, whole: bool
+) -> None:
+    async with quick(namespace) as client:
+        one, other = await two_open(client, namespace, name)
+        with namespace.fault(Shape(latency=0.4), None if whole else one.queue):
+            slow, beside = await asyncio.gather(_took(one.send()), _took(other.send()))
+            anew = await _took(one.send_anew())
+        after = await _took(one.send())
+    assert slow >= 0.4
+    assert anew >= 0.4
+    assert beside >= 0.4 if whole else beside < slow
+    assert after < slow
+
+
+async def test_bandwidth_is_limited_in_each_direction(namespace: NamespaceHandle, name: str) -> None:
+    async def until_large(links: Links) -> None:
+        while all(len(b"".join(found.body)) < 40_000 for found in await links.receiver.receive_messages(1, 20)):
+            pass
+
+    async with quick(namespace) as client:
+        one, other = await two_open(client, namespace, name)
+        with namespace.fault(Shape(bandwidth=100_000), one.queue):
+            sending = [_took(links.sender.send_messages(message(size=40_000))) for links in (one, other)]
+            slow, fast = await asyncio.gather(*sending)
+            assert slow >= 0.4
+            assert fast < slow
+            slow, fast = await asyncio.gather(_took(until_large(one)), _took(until_large(other)))
+            assert slow >= 0.4
+        assert await _took(one.sender.send_messages(message(size=40_000))) < slow
+
+
+async def test_a_message_that_is_late_is_neither_received_nor_peeked_until_its_time(clocked: NamespaceHandle) -> None:
+    clocked.create_queue("late")
+    clocked.create_queue("prompt")
+    async with quick(clocked) as client, client.get_queue_receiver("late") as receiver:
+
+        async def peeked() -> list[str]:
+            return [str(found.message_id) for found in await receiver.peek_messages(10, sequence_number=1)]
+
+        with clocked.fault(LateVisible(seconds=600), "late"):
+            await asyncio.gather(send(client, "late", message("late-1")), send(client, "prompt", message("prompt-1")))
+        assert len(await received(client, "prompt")) == 1
+        assert await receiver.receive_messages(1, max_wait_time=0.5) == []
+        assert await peeked() == []
+        assert story(clocked, "late-1") == ["accepted"], "the sender was told at once"
+        await send(client, "late", message("late-2"))
+        assert await peeked() == ["late-2"], "what comes after the undo is seen at once"
+        clocked.advance_clock(400)
+        assert await peeked() == ["late-2"]
+        clocked.advance_clock(200)
+        assert await peeked() == ["late-1", "late-2"]
+        with clocked.fault(LateVisible(seconds=600)):
+            await asyncio.gather(send(client, "late", message("late-3")), send(client, "prompt", message("prompt-2")))
+        assert await peeked() == ["late-1", "late-2"]
+        clocked.advance_clock(600)
+        assert await peeked() == ["late-1", "late-2", "late-3"]
+        assert [str(found.message_id) for found in await received(client, "prompt")] == ["prompt-2"]
+
+
+# Entities that are disabled, deleted, made again
+
+
+async def test_a_disabled_entity_turns_away_open_and_new_links_until_it_is_enabled(
+    namespace: NamespaceHandle, name: str
+) -> None:
+    async with quick(namespace) as client:
+        one, other = await two_open(client, namespace, name)
+        namespace.disable(one.queue)
+        struck, beside = await asyncio.gather(one.try_all(Came()), other.try_all(Came()))
+        assert struck == Came(DETACHED, DISABLED, DISABLED, DISABLED)
+        assert beside == Came()
+        assert await outcome(one.send()) == DISABLED, "the same sender, on a link that it has just opened"
+        namespace.enable(one.queue)
+        assert await one.try_all(Came()) == Came(), "open links come back by themselves"
+
+
+@pytest.mark.parametrize(
+    ("status", "came"),
+    [
+        ("SendDisabled", Came(open_send=DETACHED, new_send=DISABLED)),
+        ("ReceiveDisabled", Came(open_receive=DISABLED, new_receive=DISABLED)),
+    ],
+)
+async def test_an_entity_can_be_disabled_for_one_direction(
+    namespace: NamespaceHandle, queue: str, status: str, came: Came
+) -> None:
+    async with quick(namespace) as client:
+        links = await Links(client, queue).open()
+        namespace.configure(queue, status=status)
+        assert await links.try_all(Came()) == came
+
+
+async def test_a_deleted_entity_is_not_found_and_comes_back_empty(namespace: NamespaceHandle, name: str) -> None:
+    async with quick(namespace) as client:
+        one, other = await two_open(client, namespace, name)
+        namespace.delete(one.queue)
+        struck, beside = await asyncio.gather(one.try_all(Came()), other.try_all(Came()))
+        assert struck == Came(DETACHED, GONE, GONE, GONE)
+        assert beside == Came()
+        assert await outcome(one.send()) == GONE, "the same sender, on a link that it has just opened"
+        namespace.create_queue(one.queue)
+        assert namespace.counts(one.queue)["active"] == 0
+        assert await asyncio.gather(one.send(), one.receive()) == ["sent", "received"]
+
+
+# Locks, stop and start
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["for one entity", "for the namespace"])
+async def test_locks_expire_when_told_and_the_message_comes_again(
+    namespace: NamespaceHandle, name: str, whole: bool
+) -> None:
+    async with quick(namespace) as client:
+        links = await two_open(client, namespace, name)
+        held = [(await each.receiver.receive_messages(1, max_wait_time=20))[0] for each in links]
+        expired = namespace.expire_locks(None if whole else links[0].queue)
+        assert expired >= 4 if whole else expired == 2  # the namespace may have locks of other tests
+        with pytest.raises(MessageLockLostError):
+            await links[0].receiver.complete_message(held[0])
+        if whole:
+            with pytest.raises(MessageLockLostError):
+                await links[1].receiver.complete_message(held[1])
+        else:
+            await links[1].receiver.complete_message(held[1])
+        [again, *_] = [
+            found
+            for found in await links[0].receiver.receive_messages(9, max_wait_time=20)
+            if found.message_id == held[0].message_id
+        ]
+        assert (held[0].delivery_count, again.delivery_count) == (0, 1)
+        assert story(namespace, str(again.message_id)) == ["accepted", "delivered", "lock-expired", "delivered"]
+
+
+async def test_a_namespace_that_was_stopped_refuses_connections_and_starts_again_with_its_messages(
+    namespace: NamespaceHandle, queue: str
+) -> None:
+    host, _, port = namespace.endpoint.partition(":")
+    async with quick(namespace) as client:
+        links = await Links(client, queue).open()
+        namespace.stop()
+        assert namespace.overview()["running"] is False
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port)), timeout=5)
+        assert await links.try_all(Came()) == Came(*[CUT] * 4)
+        namespace.start()
+        namespace.start()  # twice is once
+        assert namespace.counts(queue) == {"active": 9, "deferred": 0, "scheduled": 0, "locked": 1}
+        assert await links.try_all(Came()) == Came()
+    await_that(lambda: namespace.overview()["connections"] == 0)
+
+
+async def test_the_other_namespace_goes_on_while_one_is_stopped(
+    broker: BrokerProcess, namespace: NamespaceHandle
+) -> None:
+    namespace.stop()
+    broker["secondary"].call("DELETE", "/faults")
+    async with quick(broker["secondary"]) as client:
+        broker["secondary"].create_queue("beside-a-stopped-one")
+        assert await send(client, "beside-a-stopped-one", message()) == "sent"
+    broker["secondary"].delete("beside-a-stopped-one")
