@@ -1,0 +1,319 @@
+"""The sink on the driver: `df.writeStream.foreachBatch(ServiceBusSink(options))`.
+
+For each micro-batch one Spark job sends (`send_task`), and its reports decide: conservation is checked against Spark's
+own count, what was not sent goes to Delta, and what one executor learned is a hint for the others. Knows no links.
+"""
+
+import contextlib
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+
+from spark_sb_sink.delta_state import DeltaState, LedgerEntry
+from spark_sb_sink.driver_loop import DriverLoop
+from spark_sb_sink.errors import ClosedError, ConservationError, SendError, UnsupportedSparkError
+from spark_sb_sink.events import (
+    BatchFailed,
+    BatchSent,
+    BatchSkipped,
+    EntityChanged,
+    Event,
+    Listener,
+    Paired,
+    RouteCounts,
+    Warned,
+    log,
+    tell,
+)
+from spark_sb_sink.knowledge import Knowledge, SinkState, counts_of
+from spark_sb_sink.lanes import Table
+from spark_sb_sink.options import Ledger, Options
+from spark_sb_sink.outcome import check_conservation, failure_of
+from spark_sb_sink.pairing_keeper import PairingKeeper
+from spark_sb_sink.receipts import DDL, KIND, PAYLOAD, REPORT, read_report
+from spark_sb_sink.rows import check_schema, fields_of_spark
+from spark_sb_sink.send_task import BatchPlan, SendTask
+from spark_sb_sink.shipping import Shipping
+
+# What gives a replay other partitions than the first try, and so rows without an id of their own other ids.
+_STEADY = {
+    "spark.sql.adaptive.coalescePartitions.enabled": "false",
+    "spark.sql.adaptive.localShuffleReader.enabled": "false",
+    "spark.sql.adaptive.skewJoin.enabled": "false",
+}
+
+
+class ServiceBusSink:
+    """A function of a micro-batch and its number, for `foreachBatch`; `write` sends a plain DataFrame."""
+
+    def __init__(
+        self,
+        options: Options | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        *,
+        listeners: Sequence[Listener] = (log,),
+        **keywords: Any,
+    ) -> None:
+        """`options`: an `Options`, a dictionary, or the path of a TOML file. Keywords go before what stands there."""
+        self.options = _options_of(options, keywords)
+        self._listeners = tuple(listeners)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._turn = threading.Lock()
+        self._paused = threading.Event()
+        self._waiting = threading.Event()
+        self._closed = threading.Event()
+        self._loop: DriverLoop | None = None
+        self._keeper: PairingKeeper | None = None
+        self._shipping = Shipping(self.options)
+        self._knowledge = Knowledge()
+        self._begun: set[str] = set()
+        self._quiet_batches = self._quiet_rows = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"options": self.options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.options = state["options"]
+        self._listeners = (log,)
+        self._prepare()
+
+    def __repr__(self) -> str:
+        return f"ServiceBusSink({self.options.primary.host} → {self.options.secondary.host})"
+
+    # What users call
+
+    def __call__(self, df: DataFrame, batch_id: int) -> None:
+        """Send a micro-batch. Returns when each row is acknowledged on one of the four routes, or raises."""
+        _require_classic(df)
+        query_id = df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        self._one_at_a_time(df, query_id or f"unnamed-{uuid.uuid4()}", int(batch_id))
+
+    def write(self, df: DataFrame, *, run_id: str | None = None) -> SinkState:
+        """Send a plain DataFrame, once. To try a failed one again with the same ids, give the same `run_id`."""
+        _require_classic(df)
+        if df.isStreaming:
+            raise UnsupportedSparkError(
+                "write takes a plain DataFrame; for a streaming one use df.writeStream.foreachBatch(sink).start()."
+            )
+        self._one_at_a_time(df, run_id or f"write-{uuid.uuid4()}", 0)
+        return self.state()
+
+    def state(self) -> SinkState:
+        """States of the entities and totals so far."""
+        return self._knowledge.state()
+
+    def pause(self, within: float | None = None) -> bool:
+        """Begin no further micro-batch; whether the one under way ended in time. For a graceful stop, then `close`."""
+        self._paused.set()
+        if not self._turn.acquire(timeout=-1 if within is None else within):
+            return False
+        self._turn.release()
+        return True
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a micro-batch has come since `pause` and waits: the one before it is committed."""
+        return self._waiting.is_set()
+
+    def close(self) -> None:
+        """Let go of what the driver holds. Workers keep their connections until Spark ends them."""
+        self._closed.set()
+        if self._loop is not None:
+            if self._keeper is not None:
+                self._loop.run(self._keeper.stop())
+            self._loop.close()
+            self._loop = None
+        self._shipping.close()
+
+    # A micro-batch
+
+    def _one_at_a_time(self, df: DataFrame, query_id: str, batch_id: int) -> None:
+        while True:
+            if self._paused.is_set():
+                self._waiting.set()
+                self._closed.wait()
+            if self._closed.is_set():
+                raise ClosedError("The sink")
+            with self._turn:
+                if not self._paused.is_set():
+                    self._batch(df, query_id, batch_id)
+                    return
+
+    def _batch(self, df: DataFrame, query_id: str, batch_id: int) -> None:
+        plan = check_schema(fields_of_spark(df.schema.jsonValue()), self.options.entity)
+        spark = df.sparkSession
+        first = query_id not in self._begun
+        state = None if self.options.state is None else DeltaState(spark, self.options.state)
+        if first:
+            self._begin(spark, state)
+        if self._keeper is not None:
+            self._keeper.check()
+        # Spark replays the last micro-batch of a run only, so only the first of ours can be one.
+        if first and state and self.options.ledger is Ledger.EVERY_BATCH and state.finished(query_id, batch_id):
+            self._begun.add(query_id)
+            self._tell(BatchSkipped(query_id, batch_id))
+            return
+        self._begun.add(query_id)
+        batch = BatchPlan(plan, query_id, batch_id, state is not None, self._knowledge.hints(), self._knowledge.known())
+        try:
+            self._send(df, batch, state)
+        except SendError as error:
+            self._tell(BatchFailed(query_id, batch_id, str(error)))
+            raise
+
+    def _begin(self, spark: SparkSession, state: DeltaState | None) -> None:
+        """Before the first send of a query: what has to be there is there, or nothing is sent."""
+        if state is not None:
+            state.check()
+        if spark.sparkContext.getConf().get("spark.speculation", "false") == "true":
+            self._tell(
+                Warned(
+                    "spark.speculation is on: Spark may run a send task twice, and both send. Duplicates carry the "
+                    "same MessageId; switch it off to avoid them."
+                )
+            )
+        if self._keeper is None:
+            self._loop = self._loop or DriverLoop("spark-sb-sink-driver")
+            self._keeper = PairingKeeper(self.options)
+            try:
+                paired = self._loop.run(self._keeper.start())
+            except BaseException:
+                self._keeper = None
+                raise
+            if paired is not None:
+                self._tell(Paired(paired.namespace, paired.count, len(paired.created)))
+
+    def _send(self, df: DataFrame, batch: BatchPlan, state: DeltaState | None) -> None:
+        started = time.monotonic()
+        counted = Observation()
+        rows_in = df.observe(counted, F.count(F.lit(1)).alias("rows"))
+        receipts = rows_in.mapInArrow(_function(SendTask(batch, self._shipping.to(df.sparkSession))), DDL)
+        with _steady_partitions(df.sparkSession), _kept(receipts, state is not None):
+            found = receipts.where(F.col(KIND) == REPORT).select(PAYLOAD).collect()
+            reports = [read_report(row[0]) for row in found]
+            counts = counts_of(reports)
+            rows = int(counted.get.get("rows", 0))
+            changes = self._knowledge.learn(reports, batch.hints)
+            for noted in changes:
+                change = noted.change
+                self._tell(
+                    EntityChanged(
+                        change.entity, change.before, change.after, change.reason, noted.wall_time, noted.board
+                    )
+                )
+            check_conservation(rows, reports, counts)
+            if state is not None:
+                self._keep_unsent(receipts, counts, batch, state)
+        failure = failure_of(reports, has_state=state is not None)
+        self._knowledge.count(rows, counts)
+        seconds = time.monotonic() - started
+        entry = LedgerEntry(
+            batch.query_id,
+            batch.batch_id,
+            time.time(),
+            failure is None,
+            rows,
+            seconds,
+            counts,
+            tuple(changes),
+            None if failure is None else str(failure),
+        )
+        if state is not None:
+            self._note(entry, state)
+        if failure is not None:
+            raise failure
+        self._tell(BatchSent(batch.query_id, batch.batch_id, rows, seconds, counts))
+
+    def _keep_unsent(
+        self, receipts: DataFrame, counts: Sequence[RouteCounts], batch: BatchPlan, state: DeltaState
+    ) -> None:
+        """From where Spark keeps the receipts straight to Delta: what was not sent does not come to the driver."""
+        for table in Table:
+            wanted = sum(getattr(count, table.value) for count in counts)
+            if wanted:
+                rows = receipts.where(F.col(KIND) == table.value)
+                stored = state.add(table, rows, batch.query_id, batch.batch_id)
+                if stored != wanted:
+                    raise ConservationError(
+                        rows=wanted,
+                        accounted=stored,
+                        detail=f"for {table.value}; an executor was lost meanwhile and its task ran again",
+                    )
+
+    def _note(self, entry: LedgerEntry, state: DeltaState) -> None:
+        told = self.options.ledger is Ledger.EVERY_BATCH or entry.changes or not entry.finished
+        if not told and all(counts.primary == counts.total for counts in entry.entities):
+            self._quiet_batches += 1
+            self._quiet_rows += entry.rows
+            return
+        state.note(replace(entry, quiet_batches=self._quiet_batches, quiet_rows=self._quiet_rows))
+        self._quiet_batches = self._quiet_rows = 0
+
+    def _tell(self, event: Event) -> None:
+        tell(self._listeners, event)
+
+
+def _options_of(
+    options: Options | Mapping[str, Any] | str | os.PathLike[str] | None, keywords: Mapping[str, Any]
+) -> Options:
+    if isinstance(options, Options):
+        if not keywords:
+            return options
+        return Options(**{**{name: getattr(options, name) for name in options.model_fields_set}, **keywords})
+    if options is None or isinstance(options, Mapping):
+        return Options.from_dict({**(options or {}), **keywords})
+    return Options.from_toml(options, changes=keywords)
+
+
+def _function(task: SendTask) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def send_to_service_bus(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from task(batches)
+
+    return send_to_service_bus
+
+
+@contextlib.contextmanager
+def _steady_partitions(spark: SparkSession) -> Iterator[None]:
+    before = {key: spark.conf.get(key, None) for key in _STEADY}
+    for key, value in _STEADY.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, value)
+
+
+@contextlib.contextmanager
+def _kept(receipts: DataFrame, wanted: bool) -> Iterator[None]:
+    """While they are kept, what reads the receipts does not send again."""
+    if not wanted:
+        yield
+        return
+    receipts.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        yield
+    finally:
+        receipts.unpersist()
+
+
+def _require_classic(df: object) -> None:
+    if not isinstance(df, DataFrame) or type(df).__module__.startswith("pyspark.sql.connect"):
+        raise UnsupportedSparkError(
+            f"The sink got a {type(df).__module__}.{type(df).__name__}, but takes a DataFrame of classic Spark: with "
+            "Spark Connect it learns neither the query's id nor where an executor keeps its files. Run the query in "
+            'the driver itself (spark-submit, a dedicated cluster), or use format("servicebus").'
+        )
