@@ -1,0 +1,47 @@
+"""Drains until the backlog is empty: peeking finds nothing, twice, `settle_time` apart."""
+
+import time
+from dataclasses import dataclass
+
+from spark_sb_sink.syphon.drain import Drain
+from spark_sb_sink.syphon.receipts import Report
+
+COUNT_TO = 100_000
+"""Messages of one queue that are counted when a time limit has passed; more are not told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emptied:
+    """The receipts of all runs, and how many messages each queue still has; nothing is left where it is empty."""
+
+    reports: tuple[Report, ...]
+    left: dict[str, int]
+
+    @property
+    def empty(self) -> bool:
+        return not any(self.left.values())
+
+
+def until_empty(drain: Drain, within: float | None = None) -> Emptied:
+    """Drain until it is empty, or until the time is up."""
+    end = None if within is None else time.monotonic() + within
+    settle_time = drain.factory.options.settle_time
+    reports: list[Report] = []
+    found_nothing: float | None = None
+    """Since when looks find nothing."""
+    pause = 0.5
+    while True:
+        left = None if end is None else end - time.monotonic()
+        if left is not None and left <= 0:
+            return Emptied(tuple(reports), drain.look(COUNT_TO))
+        wait = pause if found_nothing is None else max(0.0, found_nothing + settle_time - time.monotonic())
+        reports.append(drain.run(wait if left is None else min(wait, left)))
+        begun = time.monotonic()
+        counts = drain.look(1)
+        if any(counts.values()):
+            found_nothing = None
+            pause = min(5.0, pause * 1.5)
+        elif found_nothing is None:
+            found_nothing = begun
+        elif begun >= found_nothing + settle_time:
+            return Emptied(tuple(reports), counts)

@@ -1,0 +1,107 @@
+"""The syphon as a job: what `jobs/syphon.py` and `spark-sb-sink syphon` run.
+
+Exit codes: 0 stopped by SIGTERM or SIGINT, or the backlog is empty; 1 it came to its end by a fault; 2 the options are
+wrong or the pair cannot be made; 3 the time limit passed and something is left.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+
+from pyspark.sql import SparkSession
+
+from spark_sb_sink.durations import parse_duration
+from spark_sb_sink.errors import OptionError, PairingError, SparkSbSinkError, StateError
+from spark_sb_sink.options import Options
+from spark_sb_sink.sessions import job_session
+from spark_sb_sink.stopping import stop_signal
+from spark_sb_sink.syphon.query import Drained, Syphon
+
+FAILED, WRONG, LEFT = 1, 2, 3
+LOOK_EVERY = 0.2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Under spark-submit; the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="syphon.py",
+        description="Bring what waits in the backlog queues and in the overflow home to its entities.",
+        epilog="Example: spark-submit jobs/syphon.py --conf-file conf/connection-strings.toml",
+    )
+    parser.add_argument("--conf-file", required=True, help="a TOML file with the options")
+    parser.add_argument("--until-empty", action="store_true", help="end once nothing is left")
+    parser.add_argument("--within", help='with --until-empty: a time limit such as "10m"; exit code 3 when it passes')
+    parser.add_argument("--json", action="store_true", help="print the outcome of --until-empty as JSON")
+    given = parser.parse_args(argv)
+    return run(
+        given.conf_file,
+        until_empty=given.until_empty,
+        within=given.within,
+        as_json=given.json,
+        session=lambda options: job_session("spark_sb_sink syphon"),
+        program="syphon.py",
+    )
+
+
+def run(
+    conf_file: str,
+    *,
+    until_empty: bool,
+    within: str | None,
+    as_json: bool,
+    session: Callable[[Options], SparkSession],
+    program: str,
+) -> int:
+    """Run it, tell how it ended, and give the exit code."""
+    try:
+        options = Options.from_toml(conf_file)
+        limit = _limit(within, until_empty)
+        with stop_signal() as stop:
+            spark = session(options)
+            try:
+                syphon = Syphon(options)
+                if until_empty:
+                    return _tell(syphon.drain_until_empty(spark, limit), as_json)
+                with syphon.start(spark) as running:
+                    while not stop.is_set():
+                        if running.await_end(LOOK_EVERY):
+                            break
+                return 0
+            finally:
+                spark.stop()
+    except (OptionError, PairingError, StateError) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return WRONG
+    except SparkSbSinkError as error:
+        print(f"{program}: the syphon ended: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _limit(within: str | None, until_empty: bool) -> float | None:
+    if within is None:
+        return None
+    if not until_empty:
+        raise OptionError("--within is a time limit for --until-empty, and was given without it.")
+    try:
+        return parse_duration(within)
+    except ValueError:
+        raise OptionError(f'--within got {within!r}, but takes a duration such as "10m".') from None
+
+
+def _tell(drained: Drained, as_json: bool) -> int:
+    if as_json:
+        outcome = {
+            "empty": drained.empty,
+            "moved": drained.moved,
+            "left": dict(drained.left),
+            "overflow_empty": drained.overflow_empty,
+        }
+        print(json.dumps(outcome))
+    elif drained.empty:
+        print(f"The backlog is empty; {drained.moved} messages were moved.")
+    else:
+        left = ", ".join(f"{count} in {queue}" for queue, count in drained.left.items()) or "nothing in the queues"
+        overflow = "" if drained.overflow_empty else "; the overflow is not drained"
+        print(f"The time is up; {drained.moved} messages were moved, and there are left: {left}{overflow}.")
+    return 0 if drained.empty else LEFT

@@ -1,0 +1,236 @@
+"""One backlog queue: receive, restore, send, settle; and what to do while its destinations are down.
+
+Runs as tasks in the factory's loop, from run to run. What it knows of the queue can be found again by looking at it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from uuid import UUID
+
+from spark_sb_sink.envelope import TtlPolicy
+from spark_sb_sink.errors import ClosedError, redact
+from spark_sb_sink.options import Ttl
+from spark_sb_sink.syphon.deferred import Deferred
+from spark_sb_sink.syphon.planning import Can, Do, ability, appetite, decide, fitting
+from spark_sb_sink.syphon.receive import Intake
+from spark_sb_sink.syphon.restore import Item, Unmovable, locked_until, refused, restored
+from spark_sb_sink.syphon.send import Lane, Outlets
+from spark_sb_sink.syphon.settle import Settler
+from spark_sb_sink.syphon.shared import Shared
+from spark_sb_sink.wire import COMPLETE, DEFER, RELEASE, Outcome, RawDelivery, RawReceiver, dead_letter
+
+WINDOW = 6000
+"""Messages of one queue in hand at the same time."""
+LINGER = 5.0
+"""Seconds that messages which came between two runs wait for the next one."""
+LOOK_EVERY = 0.1
+"""Seconds between looks at the board while nothing can move; they cost no operation."""
+_AT_ONCE = 200
+"""Messages that are restored before others have their turn in the loop."""
+
+_LOG = logging.getLogger(__name__)
+
+
+class QueueDrain:
+    """Empties one backlog queue while a run is on."""
+
+    def __init__(self, queue: str, shared: Shared, room: int) -> None:
+        """`room`: bytes of messages in hand."""
+        self.queue = queue
+        self._shared = shared
+        self._room = room
+        self._average = 64 * 1024.0
+        self._ttl: TtlPolicy = "deduct" if shared.options.ttl is Ttl.DEDUCT else "full"
+        self.intake = Intake(queue, shared)
+        self.settler = Settler(self.intake, shared)
+        self.deferred = Deferred(self.intake, shared, self)
+        self.shown: set[str] = set()
+        self.busy = False
+        """Between a receive that brought something and the lanes having it."""
+        self._lanes: dict[str, Lane] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._polling = False
+
+    def start(self) -> None:
+        """What does not run already."""
+        loop = asyncio.get_running_loop()
+        for work in (self._serve, self.settler.renew, self.deferred.run):
+            known = self._tasks.get(work.__name__)
+            if known is None or known.done():
+                self._tasks[work.__name__] = loop.create_task(self._kept_up(work))
+
+    async def stop_receiving(self) -> None:
+        """End a poll that is under way, before messages are given back: its credit would bring them here again."""
+        if self._polling:
+            serving = self._tasks[self._serve.__name__]
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            await self.intake.pause()
+
+    async def _kept_up(self, work: Callable[[], Awaitable[None]]) -> None:
+        """What nobody thought of is logged, and tried again; only the end of the pair ends it."""
+        while True:
+            try:
+                await work()
+            except ClosedError:
+                return
+            except Exception as error:  # noqa: BLE001 - a queue must not go unserved while the process lives
+                _LOG.error("backlog queue %s: %s; going on", self.queue, redact(repr(error)))
+                await self._shared.pair.clock.sleep(1.0)
+
+    @property
+    def at_rest(self) -> bool:
+        """Nothing of it is in hand."""
+        return not self.busy and not self.settler.held and not self.deferred.busy
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.intake.close()
+
+    # Receive
+
+    async def _serve(self) -> None:
+        while True:
+            await self._shared.receiving.wait()
+            await self.settler.fewer_than(WINDOW * 3 // 4, self._room)
+            room = WINDOW - len(self.settler.held)
+            most = appetite(
+                self.abilities().values(), fitting(room, self._room - self.settler.held_bytes, self._average)
+            )
+            if not most:
+                await self._wait_for_one_that_can()
+                continue
+            self._polling = True
+            try:
+                deliveries = await self.intake.receive(most)
+            finally:
+                self._polling = False
+            if deliveries:
+                await self._take_up(deliveries)
+
+    async def _wait_for_one_that_can(self) -> None:
+        """Nothing moves: ask for nothing, and look no further than at the board. Pings go on by themselves."""
+        if all(can is Can.NOT for can in self.abilities().values()):
+            await self.intake.pause()
+        self.deferred.look_for_others()
+        while self._shared.receiving.is_set() and not appetite(self.abilities().values(), 1):
+            await self._shared.pair.clock.sleep(LOOK_EVERY)
+
+    async def _take_up(self, deliveries: Sequence[RawDelivery]) -> None:
+        brought_by = self.intake.receiver
+        self._learn_lock(deliveries[0])
+        await self._next_run()
+        self.busy = True
+        try:
+            self._average = await self._restore(deliveries, brought_by) / len(deliveries)
+        finally:
+            self.busy = False
+
+    def _learn_lock(self, delivery: RawDelivery) -> None:
+        until = locked_until(delivery.payload)
+        if until is not None:
+            self.settler.lock_lasts(until - self._shared.wall_clock())
+
+    async def _restore(self, deliveries: Sequence[RawDelivery], brought_by: RawReceiver | None) -> int:
+        """In pieces, as others want their turn in the loop; how many bytes they were."""
+        size = 0
+        for start in range(0, len(deliveries), _AT_ONCE):
+            now_ms = int(self._shared.wall_clock() * 1000)
+            items: list[Item] = []
+            for delivery in deliveries[start : start + _AT_ONCE]:
+                item = self.item(delivery.payload, delivery.lock_token, now_ms)
+                item.delivery, item.brought_by = delivery, brought_by
+                size += item.size
+                items.append(item)
+            self.settler.hold(items)
+            self.dispatch(items)
+            await asyncio.sleep(0)
+        return size
+
+    async def _next_run(self) -> None:
+        """What came between two runs waits a little for the next; it is given back then, as nothing may be sent."""
+        until = self._shared.now() + LINGER
+        while not self._shared.sending.is_set() and self._shared.now() < until:
+            await self._shared.pair.clock.sleep(LOOK_EVERY / 2)
+
+    # Restore
+
+    def item(self, payload: bytes, token: UUID, now_ms: int) -> Item:
+        """The delivery as a message for its entity; one that can never be moved has the reason instead."""
+        found = restored(payload, self._ttl, now_ms)
+        if isinstance(found, Unmovable):
+            return Item(token, found.path, b"", len(payload), found.enqueued_ms, unmovable=found)
+        path, message, enqueued_ms = found
+        return Item(token, path, message, len(payload), enqueued_ms)
+
+    def dispatch(self, items: Iterable[Item]) -> None:
+        """To the lanes of their entities, aside, or back."""
+        by_path: dict[str, list[Item]] = {}
+        for item in items:
+            if item.unmovable is not None:
+                self._never(item, item.unmovable)
+            else:
+                by_path.setdefault(item.path, []).append(item)
+        if not by_path:
+            return
+        self.shown.update(by_path)
+        cans = self.abilities()
+        for path, group in by_path.items():
+            if not self._shared.sending.is_set():
+                self._back(group)
+            elif decide(cans[path], cans.values()) is Do.SEND:
+                self._lane(path).put(group)
+            else:
+                self._stranded(group)
+
+    def abilities(self) -> dict[str, Can]:
+        """What each destination that this queue has shown can take now."""
+        board, refusing = self._shared.pair.board, self._shared.refused
+        return {
+            path: ability(board.view(path).health, self._waiting(path), refused=path in refusing) for path in self.shown
+        }
+
+    def _waiting(self, path: str) -> int:
+        lane = self._lanes.get(path)
+        return lane.waiting if lane is not None else 0
+
+    # Send
+
+    def _lane(self, path: str) -> Lane:
+        if path not in self._lanes:
+            outlets = Outlets(
+                moved=lambda items: self.settler.settle_soon(items, COMPLETE),
+                bad=lambda item, reason: self._never(item, refused(path, reason)),
+                stranded=self._stranded,
+                lost=self.settler.drop_lost,
+            )
+            self._lanes[path] = Lane(path, self._shared, outlets)
+        return self._lanes[path]
+
+    # Settle
+
+    def _stranded(self, items: Sequence[Item]) -> None:
+        """They cannot be sent now: aside if others can pass then, else back to where they were."""
+        others = [can for path, can in self.abilities().items() if path != items[0].path]
+        over = self._shared.faulted.is_set() or not self._shared.sending.is_set()
+        if over or decide(Can.NOT, others) is Do.RELEASE:
+            self._back(items)
+            return
+        self.deferred.expect(items[0].path)
+        self.settler.settle_soon(items, DEFER)
+
+    def _back(self, items: Sequence[Item]) -> None:
+        for outcome, group in (
+            (RELEASE, [i for i in items if not i.deferred]),
+            (DEFER, [i for i in items if i.deferred]),
+        ):
+            self.settler.settle_soon(group, outcome)
+
+    def _never(self, item: Item, why: Unmovable) -> None:
+        outcome: Outcome = dead_letter(why.reason, why.description)
+        _LOG.warning("a message of %s is dead-lettered: %s: %s", self.queue, why.reason, why.description)
+        self.settler.settle_soon([item], outcome)

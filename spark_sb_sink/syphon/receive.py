@@ -1,0 +1,135 @@
+"""The first step: deliveries of one backlog queue, over a receiver that is opened again whenever it went.
+
+A long poll goes on over an idle detach and over the end of a run. An outage is waited out here; a credential that is
+refused is told. Knows nothing of what the messages are.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from spark_sb_sink.errors import ClosedError, redact
+from spark_sb_sink.faults import Fault, Kind, Phase, sort, symptom_of
+from spark_sb_sink.syphon.shared import Shared
+from spark_sb_sink.timing import Backoff
+from spark_sb_sink.transport import Side
+from spark_sb_sink.wire import IdleDetachedError, RawDelivery, RawReceiver
+
+LONGEST_PAUSE = 30.0
+"""Seconds between tries at a backlog queue that is out."""
+
+_LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class RefusedRequestError(Exception):
+    """The queue has answered, on a link that lives: not like this. Carries what it said."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
+
+
+class Intake:
+    """The receiver of one backlog queue."""
+
+    def __init__(self, queue: str, shared: Shared) -> None:
+        self.queue = queue
+        self.polls = 0
+        """Long polls that were begun."""
+        self._shared = shared
+        self._receiver: RawReceiver | None = None
+        self._opening = asyncio.Lock()
+        self._poll_until: float | None = None
+        self._backoff = Backoff(longest=LONGEST_PAUSE)
+
+    @property
+    def receiver(self) -> RawReceiver | None:
+        return self._receiver
+
+    async def receive(self, most: int) -> list[RawDelivery]:
+        """What there is, up to so many; nothing at the end of a long poll, or when the queue is out."""
+        clock = asyncio.get_running_loop().time
+        if self._poll_until is None:
+            self._poll_until = clock() + self._shared.options.long_poll
+            self.polls += 1
+        while (left := self._poll_until - clock()) > 0:
+            try:
+                receiver = await self._open()
+                found = await receiver.receive(most, left)
+            except IdleDetachedError:
+                continue  # as the service does with idle links: the poll goes on over the next one
+            except ClosedError:
+                if self._shared.faulted.is_set() or self._shared.factory.closed:
+                    raise
+                continue
+            except Exception as error:  # noqa: BLE001 - every failure is sorted, none is lost
+                await self._failed(error)
+                continue
+            self._backoff = Backoff(longest=LONGEST_PAUSE)
+            if found:
+                self._poll_until = None
+                return found
+        self._poll_until = None
+        return []
+
+    async def ask(self, request: Callable[[RawReceiver], Awaitable[T]]) -> T:
+        """A request to the queue's management node. Raises `RefusedRequestError` where it answers that it will not.
+
+        Where the link goes instead, the request is made again on the next one, and then the failure is raised.
+        """
+        for last in (False, True):
+            receiver = await self._open()
+            try:
+                return await request(receiver)
+            except IdleDetachedError:
+                if last:
+                    raise
+            except ClosedError:
+                if last or self._shared.faulted.is_set() or self._shared.factory.closed:
+                    raise
+            except Exception as error:
+                if not receiver.broken:
+                    raise RefusedRequestError(sort(symptom_of(error, during=Phase.OPEN))) from error
+                if last:
+                    raise
+        raise AssertionError  # one of the two turns returned or raised
+
+    async def _open(self) -> RawReceiver:
+        async with self._opening:
+            if self._receiver is not None and self._receiver.broken:
+                old, self._receiver = self._receiver, None
+                await old.close()
+            if self._receiver is None:
+                receiver = self._shared.factory.receiver(self.queue)
+                try:
+                    await receiver.open()
+                except BaseException:
+                    await receiver.close()
+                    raise
+                self._receiver = receiver
+            return self._receiver
+
+    async def _failed(self, error: Exception) -> None:
+        fault = sort(symptom_of(error, during=Phase.OPEN))
+        if fault.kind is Kind.MISCONFIGURED:
+            await self._shared.fault(Side.SECONDARY, self.queue, fault)
+            raise ClosedError(f"The receiver of {self.queue}") from error
+        wait = max(fault.wait, self._backoff.next())
+        _LOG.warning("backlog queue %s cannot be received from, next try in %.1f s: %s", self.queue, wait, fault)
+        await self._shared.pair.clock.sleep(wait)
+
+    async def pause(self) -> None:
+        """Take the credit back for a time without receiving."""
+        self._poll_until = None
+        if self._receiver is not None and not self._receiver.broken:
+            try:
+                await self._receiver.pause()
+            except Exception as error:  # noqa: BLE001 - then the link is gone, and so is its credit
+                _LOG.debug("pausing %s: %s", self.queue, redact(repr(error)))
+
+    async def close(self) -> None:
+        if self._receiver is not None:
+            await self._receiver.close()
+            self._receiver = None

@@ -1,0 +1,179 @@
+"""The fourth step: tells the backlog queue what became of each message, in ranges, and keeps locks alive until then.
+
+What came over a link that is gone, and what was deferred, is settled by lock token. The broker alone says whether a
+lock still holds; the local clock only says when to ask.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+
+from spark_sb_sink.errors import redact
+from spark_sb_sink.syphon.receive import Intake, RefusedRequestError
+from spark_sb_sink.syphon.restore import Item
+from spark_sb_sink.syphon.shared import Shared
+from spark_sb_sink.wire import COMPLETE, DEFER, RELEASE, Outcome, Settled
+
+AT_ONCE = 200
+"""Lock tokens in one request."""
+RENEW_AFTER = 15.0
+"""Seconds after which a lock is renewed; backlog queues are made with locks of a minute."""
+RENEW_AFTER_AT_LEAST = 2.0
+
+_COUNTS = {COMPLETE: "moved", DEFER: "deferred"}
+_LOG = logging.getLogger(__name__)
+
+
+class Settler:
+    """Of one backlog queue. `held` are the messages that are locked here and not settled."""
+
+    def __init__(self, intake: Intake, shared: Shared) -> None:
+        self._intake = intake
+        self._shared = shared
+        self.held: set[Item] = set()
+        self.held_bytes = 0
+        self._held_deferred = 0
+        self.renew_after = RENEW_AFTER
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+
+    def hold(self, items: Iterable[Item]) -> None:
+        now = self._shared.now()
+        for item in items:
+            item.since = now
+            self.held.add(item)
+            self.held_bytes += item.size
+            self._held_deferred += item.deferred
+
+    def lock_lasts(self, seconds: float) -> None:
+        """How long a lock seems to last. A guess, as two clocks are compared: it only makes us renew sooner."""
+        self.renew_after = min(RENEW_AFTER, max(RENEW_AFTER_AT_LEAST, seconds / 3))
+
+    def settle_soon(self, items: Sequence[Item], outcome: Outcome) -> None:
+        """Settle while the next messages are already on their way."""
+        if items:
+            task = asyncio.get_running_loop().create_task(self.settle(items, outcome))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def settle(self, items: Sequence[Item], outcome: Outcome) -> None:
+        try:
+            for item, answer in await self._answers(items, outcome):
+                self._note(item, outcome, answer)
+        except Exception as error:  # noqa: BLE001 - the locks run out, and whoever gets the messages then settles them
+            _LOG.warning("%d messages of %s not settled: %s", len(items), self._intake.queue, redact(repr(error)))
+            for item in items:
+                if item in self.held:
+                    self._note(item, outcome, Settled.UNKNOWN)
+        finally:
+            for item in items:
+                self._let_go(item)
+
+    def _let_go(self, item: Item) -> None:
+        if item in self.held:
+            self.held.discard(item)
+            self.held_bytes -= item.size
+            self._held_deferred -= item.deferred
+            self._changed.set()
+
+    def _note(self, item: Item, outcome: Outcome, answer: Settled) -> None:
+        if answer is Settled.LOCK_LOST:
+            what = "lost_locks"
+        elif outcome == RELEASE or (outcome == DEFER and item.deferred):
+            return  # as it was before
+        elif answer is Settled.UNKNOWN:
+            what = "unconfirmed"
+        else:
+            what = _COUNTS.get(outcome, "dead_lettered")
+        self._shared.ledger.note(self._intake.queue, item.path, what, item.enqueued_ms, item.size)
+
+    async def _answers(self, items: Sequence[Item], outcome: Outcome) -> list[tuple[Item, Settled]]:
+        answers: list[tuple[Item, Settled]] = []
+        by_token: list[Item] = []
+        linked: list[Item] = []
+        for item in items:
+            alive = item.brought_by is not None and not item.brought_by.broken
+            (linked if item.delivery is not None and alive else by_token).append(item)
+        if linked and linked[0].brought_by is not None:
+            results = await linked[0].brought_by.settle([i.delivery for i in linked if i.delivery], outcome)
+            for item in linked:
+                result = results[item.delivery.delivery_id] if item.delivery else None
+                if result is None or result.settled is Settled.UNKNOWN:
+                    by_token.append(item)
+                else:
+                    answers.append((item, result.settled))
+        # By token there is no release: what came over a link that is gone becomes free when its lock runs out.
+        if outcome == RELEASE:
+            outcome = DEFER
+            by_token = [item for item in by_token if item.deferred]
+        for start in range(0, len(by_token), AT_ONCE):
+            answers += await self._by_token(by_token[start : start + AT_ONCE], outcome)
+        return answers
+
+    async def _by_token(self, items: Sequence[Item], outcome: Outcome) -> list[tuple[Item, Settled]]:
+        """A request fails as a whole for one lock that is lost: halve until that one stands alone."""
+        tokens = [item.token for item in items]
+        try:
+            await self._intake.ask(lambda receiver: receiver.settle_deferred(tokens, outcome))
+        except RefusedRequestError as refusal:
+            if refusal.fault.wait:
+                await self._shared.pair.clock.sleep(refusal.fault.wait)
+                return await self._by_token(items, outcome)
+            if len(items) == 1:
+                return [(items[0], Settled.LOCK_LOST)]
+            middle = len(items) // 2
+            first = await self._by_token(items[:middle], outcome)
+            return first + await self._by_token(items[middle:], outcome)
+        return [(item, Settled.ACCEPTED) for item in items]
+
+    async def renew(self) -> None:
+        """Until cancelled: renew the locks of what is held for long."""
+        while True:
+            await self._shared.pair.clock.sleep(self.renew_after / 4)
+            now = self._shared.now()
+            due = [item for item in self.held if not item.lost and now - item.since >= self.renew_after]
+            for start in range(0, len(due), AT_ONCE):
+                try:
+                    await self._renew(due[start : start + AT_ONCE])
+                except Exception as error:  # noqa: BLE001 - the locks may hold all the same; settling tells
+                    _LOG.warning("locks of %s not renewed: %s", self._intake.queue, redact(repr(error)))
+
+    async def _renew(self, items: Sequence[Item]) -> None:
+        items = [item for item in items if item in self.held]
+        if not items:
+            return
+        tokens = [item.token for item in items]
+        try:
+            await self._intake.ask(lambda receiver: receiver.renew_locks(tokens))
+        except RefusedRequestError as refusal:
+            if refusal.fault.wait:
+                return
+            if len(items) == 1:
+                # Settled a moment ago, or lost: then it is not sent any more, for somebody else may have it.
+                items[0].lost = items[0] in self.held
+                return
+            middle = len(items) // 2
+            await self._renew(items[:middle])
+            await self._renew(items[middle:])
+            return
+        now = self._shared.now()
+        for item in items:
+            item.since = now
+
+    def drop_lost(self, items: Iterable[Item]) -> None:
+        """Those whose lock is lost before they were sent: they are somebody else's."""
+        for item in items:
+            self._note(item, COMPLETE, Settled.LOCK_LOST)
+            self._let_go(item)
+
+    async def fewer_than(self, count: int, held_bytes: int) -> None:
+        """Wait until fewer are held."""
+        while len(self.held) >= count or self.held_bytes >= held_bytes:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def fewer_than_deferred(self, count: int) -> None:
+        """Wait until fewer are held of those that came by their sequence number."""
+        while self._held_deferred >= count:
+            self._changed.clear()
+            await self._changed.wait()

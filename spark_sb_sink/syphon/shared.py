@@ -1,0 +1,59 @@
+"""What all queues of a drain share: the pair, the rate, the ledger, and whether a run is on. Moves nothing itself."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from spark_sb_sink.errors import SendError
+from spark_sb_sink.factory import PairedFactory
+from spark_sb_sink.faults import Fault
+from spark_sb_sink.options import Options
+from spark_sb_sink.sender import Pair
+from spark_sb_sink.syphon.rate import Bucket
+from spark_sb_sink.syphon.receipts import Ledger
+from spark_sb_sink.transport import Side
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass
+class Shared:
+    """Lives in the factory's loop."""
+
+    factory: PairedFactory
+    bucket: Bucket
+    wall_clock: Callable[[], float] = time.time
+    ledger: Ledger = field(default_factory=Ledger)
+    receiving: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set during a run: new messages are taken up."""
+    sending: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set until what a run has in hand is to be given back."""
+    refused: dict[str, SendError] = field(default_factory=dict)
+    """Entities that refused our claim in this run."""
+    faulted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def options(self) -> Options:
+        return self.factory.options
+
+    @property
+    def pair(self) -> Pair:
+        return self.factory.pair
+
+    def now(self) -> float:
+        return self.pair.clock.now()
+
+    async def pause(self, seconds: float) -> None:
+        """Wait, but not beyond the end of a run."""
+        until = self.now() + seconds
+        while self.sending.is_set() and (left := until - self.now()) > 0:
+            await self.pair.clock.sleep(min(left, 0.1))
+
+    async def fault(self, side: Side, where: str, fault: Fault) -> None:
+        """A credential was refused: that is the end of this side, and five seconds later of the other."""
+        if not self.faulted.is_set():
+            self.faulted.set()
+            _LOG.error("the %s side refuses the syphon at %s: %s", side.value, where, fault)
+            await self.factory.fault(side, f"its credential was refused at {where}: {fault}")

@@ -1,0 +1,107 @@
+"""One micro-batch of the syphon on an executor: a task serves its backlog queues for one turn, and reports.
+
+It never raises: Spark would run it again. What ends the syphon stands in the report, and the driver decides.
+"""
+
+import pickle
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from spark_sb_sink.errors import SparkSbSinkError
+from spark_sb_sink.options import Options
+from spark_sb_sink.send_task import executor_folder
+from spark_sb_sink.syphon.drain import drain_for
+from spark_sb_sink.syphon.receipts import Report
+
+DDL = "report binary"
+TELL_AFTER = 5.0
+"""Seconds from the first message that a turn moved to its end: that is how old receipts get."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnReport:
+    """What one task did in one turn."""
+
+    queues: tuple[int, ...]
+    report: Report = field(default_factory=Report)
+    left: dict[str, int] | None = None
+    """Where it was asked for: how many messages each queue still has."""
+    error: SparkSbSinkError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a task is told. `idle` is how long it may wait for a first message; `count_to` asks for what is left."""
+
+    idle: float
+    count_to: int = 0
+
+
+def split(queues: int, tasks: int) -> list[tuple[int, ...]]:
+    """The numbers of all backlog queues, dealt to the tasks."""
+    return [tuple(range(task, queues, tasks)) for task in range(tasks)]
+
+
+def take_turn(options: Options, queues: Sequence[int], turn: Turn, folder: str) -> TurnReport:
+    """Drain for one turn: until receipts are worth telling, or `idle` has passed without any."""
+    mine = tuple(queues)
+    try:
+        drain = drain_for(options, folder, mine)
+        since: list[float] = []
+
+        def told_enough() -> bool:
+            now = time.monotonic()
+            if not since and drain.has_news:
+                since.append(now)
+            return bool(since) and now >= since[0] + min(TELL_AFTER, turn.idle)
+
+        report = drain.run(turn.idle, told_enough)
+        left = drain.look(turn.count_to) if turn.count_to else None
+        return TurnReport(mine, report, left)
+    except SparkSbSinkError as error:
+        return TurnReport(mine, error=error)
+
+
+def turn_task(
+    options: Callable[[], Options], turn: Turn, deal: Sequence[tuple[int, ...]]
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What `mapInArrow` calls with the numbers of the tasks; one partition is one task."""
+
+    def drain_backlog(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for task in batch.column(0).to_pylist():
+                report = take_turn(options(), deal[task], turn, executor_folder())
+                yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(report)], pa.binary())], names=["report"])
+
+    return drain_backlog
+
+
+def read_turn(payload: bytes | bytearray) -> TurnReport:
+    """The report that a task of ours wrote."""
+    report = pickle.loads(bytes(payload))  # noqa: S301 - it came through Spark, which runs our code anyway
+    if not isinstance(report, TurnReport):
+        raise TypeError(f"a turn's receipt holds a {type(report).__name__}")
+    return report
+
+
+class Patience:
+    """Empty means: looks find nothing, twice, `settle_time` apart. Pure but for the clock that it is given."""
+
+    def __init__(self, settle_time: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settle_time = settle_time
+        self._clock = clock
+        self._since: float | None = None
+
+    def found(self, anything: bool) -> bool:
+        """After a look: whether it is empty now."""
+        now = self._clock()
+        if anything:
+            self._since = None
+            return False
+        if self._since is None:
+            self._since = now
+            return False
+        return now >= self._since + self._settle_time

@@ -1,0 +1,67 @@
+"""A syphon that is killed anywhere loses nothing; what it sends twice has the message id that it had."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_sb_sink.broker.faults import Refuse
+from tests.syphon.field import SHORT, Field
+from tests.syphon.mover import PHASES
+
+KILLS = 5
+DEFERRED = (PHASES[2], PHASES[3])
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_killed_at_any_moment_nothing_is_lost(field: Field, tmp_path: Path, phase: str) -> None:
+    dead, well, strict = field.entity(), field.entity(), field.entity(requires_duplicate_detection=True)
+    times = {"failover_interval": "0s", "ping_interval": "1s"}
+    drain = field.drain(**times)
+    options = {
+        "primary": field.primary.connection_string,
+        "secondary": field.secondary.connection_string,
+        "primary_name": field.name,
+        **SHORT,
+        **times,
+    }
+    file = tmp_path / "options.json"
+    file.write_text(json.dumps(options))
+    ids: dict[str, list[str]] = {dead: [], well: [], strict: []}
+
+    def more(tag: str) -> None:
+        for entity, known in ids.items():
+            known += field.backlog_for(entity, 300, tag=tag)
+
+    hung = field.primary.hang(Refuse(), dead) if phase in DEFERRED else None
+    if phase == PHASES[3]:
+        more("first-")
+        drain.run(60, until=lambda: field.in_backlog()["deferred"] == 300)
+        field.primary.undo(hung)
+        hung = None
+    for kill in range(KILLS):
+        if phase != PHASES[3]:
+            more(f"{kill}-")
+        folder = tmp_path / str(kill)
+        folder.mkdir()
+        command = [sys.executable, "-m", "tests.syphon.mover", str(file), str(folder), phase, str(kill)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        field.secondary.expire_locks(field.queue(0))
+        if phase == PHASES[3] and not field.in_backlog()["deferred"]:
+            # All came home between two deaths: put more aside.
+            hung = field.primary.hang(Refuse(), dead)
+            more(f"again-{kill}-")
+            drain.run(60, until=lambda: field.in_backlog()["deferred"] == 300)
+            field.primary.undo(hung)
+            hung = None
+    if hung is not None:
+        field.primary.undo(hung)
+    field.until_empty(drain, within=90)
+    for entity, wanted in ids.items():
+        assert set(field.taken(entity)) == set(wanted)
+    assert field.primary.counts(strict)["active"] == len(ids[strict])
+    assert not field.dead_letters()

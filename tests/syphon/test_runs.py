@@ -1,0 +1,222 @@
+"""Runs, polls, locks, rate, clocks and ends of a drain."""
+
+import re
+import threading
+import time
+
+import pytest
+
+from spark_sb_sink.broker.faults import Busy, CbsAnswer, LateVisible, Refuse
+from spark_sb_sink.errors import FaultedError, MisconfiguredSendError
+from spark_sb_sink.syphon import Drain, drain_for, until_empty
+from tests.conftest import await_that
+from tests.syphon.field import Field
+
+QUEUES = 10
+
+
+def empty_receives(field: Field) -> int:
+    return sum(int(field.secondary.counters(field.queue(n))["empty_receives"]) for n in range(QUEUES))
+
+
+def test_ten_idle_queues_cost_the_receives_of_the_formula(field: Field) -> None:
+    drain = field.drain(backlog_queue_count=QUEUES, long_poll="1s")
+    begun = time.monotonic()
+    for _ in range(4):  # polls go on over the ends of runs
+        drain.run(0.5)
+    drain.run(30, until=lambda: all(queue.intake.polls >= 4 for queue in drain.queues))
+    drain.close()
+    elapsed = time.monotonic() - begun
+    # Each long poll is one receive, for the last one at the close; and there are no more of them than time allows.
+    assert empty_receives(field) == drain.polls
+    assert drain.polls <= QUEUES * (elapsed / 1.0 + 1)
+    # Besides those, one look for deferred messages of each queue.
+    managed = sum(int(field.secondary.counters(field.queue(n))["management"]) for n in range(QUEUES))
+    assert managed <= QUEUES
+
+
+def test_an_idle_detach_in_a_long_poll_is_no_fault(field: Field) -> None:
+    entity = field.entity()
+    field.secondary.idle_detach_after(0.5)
+    try:
+        drain = field.drain(long_poll="30s")
+        drain.run(3)
+        ids = field.backlog_for(entity, 5)
+        field.until_empty(drain)
+        assert drain.queues[0].intake.polls <= 3
+    finally:
+        field.secondary.idle_detach_after(600)
+    assert field.taken(entity) == dict.fromkeys(ids, 1)
+
+
+def test_what_comes_between_two_runs_waits_for_the_next_one(field: Field) -> None:
+    entity = field.entity()
+    drain = field.drain(long_poll="60s")
+    drain.run(1)
+    ids = field.backlog_for(entity, 20)
+    await_that(lambda: field.in_backlog()["locked"] > 0)
+    assert field.accepted(entity) == 0
+    field.until_empty(drain)
+    assert field.taken(entity) == dict.fromkeys(ids, 1)
+
+
+def test_what_comes_after_the_last_run_is_given_back(field: Field) -> None:
+    entity = field.entity()
+    drain = field.drain(long_poll="60s")
+    drain.run(1)
+    field.backlog_for(entity, 20)
+    await_that(lambda: field.in_backlog()["locked"] > 0)
+    await_that(lambda: field.in_backlog()["locked"] == 0)
+    assert field.accepted(entity) == 0
+    assert field.in_backlog()["active"] == 20
+
+
+def test_a_run_ends_with_nothing_in_hand(field: Field) -> None:
+    entity = field.entity()
+    drain = field.drain(max_rate=200)
+    field.backlog_for(entity, 3000)
+    report = drain.run(30, until=lambda: field.accepted(entity) > 50)
+    assert field.in_backlog()["locked"] == 0
+    assert report.moved == field.accepted(entity)
+    assert field.in_backlog()["active"] == 3000 - report.moved
+
+
+def test_no_more_than_the_rate_goes_out(field: Field) -> None:
+    entity = field.entity()
+    drain = field.drain(max_rate=100)
+    field.backlog_for(entity, 1000)
+    begun = time.monotonic()
+    report = drain.run(3)
+    assert 0 < report.moved <= 100 * (time.monotonic() - begun) + 100
+
+
+def test_locks_are_renewed_while_a_send_waits(field: Field) -> None:
+    entity = field.entity()
+    field._queues = 1  # this test makes its backlog queue itself, with short locks
+    field.secondary.create_queue(field.queue(0), lock_duration=5)
+    drain = field.drain()
+    hung = field.primary.hang(Busy(count=1), entity)  # ten seconds, two locks
+    ids = field.backlog_for(entity, 300)
+    report = field.until_empty(drain)
+    field.primary.undo(hung)
+    assert field.taken(entity) == dict.fromkeys(ids, 1)
+    assert report.moved == 300
+    assert report.total("lost_locks") == 0
+
+
+def test_a_message_whose_lock_was_lost_is_not_counted_as_moved(field: Field) -> None:
+    entity = field.entity()
+    drain = field.drain()
+    field.primary.hang(Busy(count=1), entity)
+    ids = field.backlog_for(entity, 100)
+    lost = threading.Event()
+
+    def lose() -> bool:
+        if not lost.is_set() and field.in_backlog()["locked"] == 100:
+            field.secondary.expire_locks(field.queue(0))
+            lost.set()
+        return lost.is_set() and field.empty()()
+
+    report = drain.run(60, until=lose)
+    assert field.empty()()
+    assert set(field.taken(entity)) == set(ids)
+    assert report.moved == 100  # each once, by who had its lock
+    assert report.total("lost_locks") == 100
+
+
+def test_a_clock_that_is_a_minute_fast_settles_all_the_same(field: Field, monkeypatch: pytest.MonkeyPatch) -> None:
+    entity = field.entity()
+    plain = time.time
+    monkeypatch.setattr(time, "time", lambda: plain() + 61)
+    factory = field.factory(long_poll="5s", backlog_queue_count=1, send_timeout="10s")
+    drain = Drain(factory, [field.queue(0)], wall_clock=lambda: plain() + 61)
+    ids = field.backlog_for(entity, 500)
+    report = field.until_empty(drain)
+    drain.close()
+    assert field.taken(entity) == dict.fromkeys(ids, 1)
+    assert report.moved == 500
+    assert report.total("lost_locks") == 0
+
+
+def test_a_link_that_moves_much_does_not_grow(field: Field) -> None:
+    entity = field.entity()
+    drain = field.drain()
+
+    def kept() -> int:
+        receiver = drain.queues[0].intake.receiver
+        assert receiver is not None
+        link = receiver._line.link
+        sizes = [len(v) for v in vars(link).values() if isinstance(v, set | dict | list)]
+        sizes += [len(v) for v in vars(receiver).values() if isinstance(v, set | dict | list)]
+        return sum(sizes)
+
+    field.backlog_for(entity, 100, tag="a")
+    field.until_empty(drain)
+    before = kept()
+    field.backlog_for(entity, 5000, tag="b")
+    field.until_empty(drain)
+    assert kept() <= before
+
+
+def test_empty_means_that_two_looks_find_nothing_also_when_messages_show_late(field: Field) -> None:
+    entity = field.entity()
+    drain = field.drain(settle_time="5s")
+    with field.secondary.fault(LateVisible(3), field.queue(0)):
+        ids = field.backlog_for(entity, 20)
+        done = until_empty(drain, within=60)
+    assert done.empty
+    assert field.taken(entity) == dict.fromkeys(ids, 1)
+    assert sum(report.moved for report in done.reports) == 20
+
+
+def test_a_time_limit_says_what_is_left(field: Field) -> None:
+    entity = field.entity()
+    drain = field.drain(failover_interval="0s")
+    field.primary.hang(Refuse(), entity)
+    field.backlog_for(entity, 30)
+    done = until_empty(drain, within=4)
+    assert not done.empty
+    assert done.left == {field.queue(0): 30}
+
+
+def test_a_drain_is_kept_between_runs(field: Field) -> None:
+    options = field.options(backlog_queue_count=1)
+    drain = drain_for(options, field.folder, [0])
+    try:
+        assert drain_for(options, field.folder, [0]) is drain
+    finally:
+        drain.close()
+        drain.factory.close()
+        drain.factory.board.close()
+    other = drain_for(options, field.folder, [0])
+    assert other is not drain
+    other.factory.close()
+    other.factory.board.close()
+
+
+@pytest.mark.parametrize("side", ["primary", "secondary"])
+def test_a_credential_that_is_refused_ends_both_sides_and_says_which_went_first(field: Field, side: str) -> None:
+    entity = field.entity()
+    good = getattr(field, side).connection_string
+    drain = field.drain(**{side: re.sub("SharedAccessKey=[^;]+", "SharedAccessKey=d3Jvbmc=", good)})
+    field.backlog_for(entity, 5)
+    with pytest.raises(FaultedError) as caught:
+        drain.run(60)
+    assert caught.value.first == side
+    assert "d3Jvbmc" not in str(caught.value)
+    assert field.in_backlog()["active"] == 5
+    with pytest.raises(FaultedError):
+        drain.run(1)
+
+
+def test_an_entity_that_refuses_our_claim_is_reported_and_the_others_are_served(field: Field) -> None:
+    closed, well = field.entities(2)
+    drain = field.drain()
+    field.primary.hang(CbsAnswer(403, "Unauthorized access. 'Send' claim(s) are required."), closed)
+    field.backlog_for(closed, 5)
+    ids = field.backlog_for(well, 5)
+    report = drain.run(60, until=lambda: field.accepted(well) == 5)
+    assert field.taken(well) == dict.fromkeys(ids, 1)
+    [error] = report.errors
+    assert isinstance(error, MisconfiguredSendError)
+    assert closed in str(error)
