@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from spark_sb_sink import errors
 from spark_sb_sink.errors import (
     AllBacklogsOutError,
+    BatchFailedError,
     BoardError,
     ClosedError,
+    ConservationError,
     CredentialsRefusedError,
     FaultedError,
     IncompatibleSdkError,
@@ -24,6 +26,9 @@ from spark_sb_sink.errors import (
     SecondaryUnreachableError,
     SendError,
     SparkSbSinkError,
+    StateError,
+    UnsendableError,
+    UnsupportedSparkError,
     redact,
 )
 
@@ -48,6 +53,11 @@ EXAMPLES: list[SparkSbSinkError] = [
         entity="orders",
         errors=[("a/x-servicebus-transfer/0", "deadline"), ("a/x-servicebus-transfer/1", "disabled")],
     ),
+    UnsendableError(entity="orders", overflow=1, quarantine=2, reasons=["body is null"]),
+    ConservationError(rows=10, accounted=9, detail="tasks read 10: 9 primary"),
+    BatchFailedError([UnsendableError(entity="orders", overflow=0, quarantine=2, reasons=["body is null"])]),
+    StateError(state="/lake/servicebus", detail="Failed to find the data source: delta"),
+    UnsupportedSparkError("This is Spark Connect."),
     BoardError(path="/executor/spark-sb-sink-0123456789abcdef.board", detail="Permission denied"),
     ClosedError("The paired factory"),
     FaultedError(first="secondary", other="primary", reason="its credential was refused"),
@@ -61,7 +71,7 @@ def test_every_error_is_one_of_ours_and_comes_through_a_pickle(error: SparkSbSin
     assert type(again) is type(error)
     assert isinstance(again, SparkSbSinkError)
     assert str(again) == str(error)
-    assert again.__dict__ == error.__dict__
+    assert repr(again.__dict__) == repr(error.__dict__)
 
 
 def test_every_error_class_stands_in_the_tree_at_the_top_of_the_module() -> None:
