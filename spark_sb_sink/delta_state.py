@@ -56,7 +56,10 @@ _TRANSFERS_COLUMNS = {
     "queue": ("string", "the backlog queue; overflow for the overflow table"),
     "entity": ("string", "the queue or topic that the messages were for"),
     "moved": ("bigint", "accepted there, and gone from the backlog"),
-    "deferred": ("bigint", "put aside in the backlog queue, to let others pass"),
+    "deferred": (
+        "bigint",
+        "put aside in the backlog queue, to let others pass; from overflow: passed on to a backlog queue",
+    ),
     "dead_lettered": ("bigint", "in the backlog queue; for overflow: put into quarantine"),
     "lost_locks": ("bigint", "taken over by another syphon meanwhile"),
     "unconfirmed": ("bigint", "sent, but the settlement was not answered: they may come again, with the same id"),

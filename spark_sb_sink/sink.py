@@ -43,6 +43,7 @@ from spark_sb_sink.receipts import DDL, KIND, PAYLOAD, REPORT, read_report
 from spark_sb_sink.rows import check_schema, fields_of_spark
 from spark_sb_sink.send_task import BatchPlan, SendTask
 from spark_sb_sink.shipping import Shipping
+from spark_sb_sink.syphon.beside import SyphonBeside
 
 # What gives a replay other partitions than the first try, and so rows without an id of their own other ids.
 _STEADY = {
@@ -74,6 +75,7 @@ class ServiceBusSink:
         self._closed = threading.Event()
         self._loop: DriverLoop | None = None
         self._keeper: PairingKeeper | None = None
+        self._syphon: SyphonBeside | None = None
         self._shipping = Shipping(self.options)
         self._knowledge = Knowledge()
         self._begun: set[str] = set()
@@ -128,6 +130,9 @@ class ServiceBusSink:
     def close(self) -> None:
         """Let go of what the driver holds. Workers keep their connections until Spark ends them."""
         self._closed.set()
+        if self._syphon is not None:
+            self._syphon.stop()
+            self._syphon = None
         if self._loop is not None:
             if self._keeper is not None:
                 self._loop.run(self._keeper.stop())
@@ -158,6 +163,8 @@ class ServiceBusSink:
             self._begin(spark, state)
         if self._keeper is not None:
             self._keeper.check()
+        if self._syphon is not None:
+            self._syphon.look_after(spark)
         # Spark replays the last micro-batch of a run only, so only the first of ours can be one.
         if first and state and self.options.ledger is Ledger.EVERY_BATCH and state.finished(query_id, batch_id):
             self._begun.add(query_id)
@@ -192,6 +199,10 @@ class ServiceBusSink:
                 raise
             if paired is not None:
                 self._tell(Paired(paired.namespace, paired.count, len(paired.created)))
+        if self.options.enable_syphon and self._syphon is None:
+            syphon = SyphonBeside(self.options, self._listeners)
+            syphon.start(spark)
+            self._syphon = syphon
 
     def _send(self, df: DataFrame, batch: BatchPlan, state: DeltaState | None) -> None:
         started = time.monotonic()

@@ -6,6 +6,7 @@ A run ends with nothing in hand: what was received is sent and settled, or given
 """
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 from os import PathLike
 
-from spark_sb_sink.errors import ClosedError
+from spark_sb_sink.errors import ClosedError, redact
 from spark_sb_sink.factory import PairedFactory, factory_for
 from spark_sb_sink.options import Options
 from spark_sb_sink.pair_life import GRACE
@@ -26,6 +27,7 @@ FINISH_WITHIN = 3.0
 """Seconds for what a run has in hand at its end to be sent; the rest is given back."""
 LEAST_ROOM = 1024 * 1024
 _LOOK = 0.02
+_LOG = logging.getLogger(__name__)
 
 
 async def _wait(condition: Callable[[], bool], seconds: float | None) -> None:
@@ -133,20 +135,33 @@ class Drain:
         await self._close()
         raise self.factory.faulted() or ClosedError("The drain", reason="a credential was refused")
 
-    def look(self, most: int) -> dict[str, int]:
-        """How many messages each queue holds, active, deferred or locked; counted up to so many."""
+    def limit(self, rate: float | None) -> None:
+        """From now on no more messages a second than that."""
+        self._bucket.rate = rate
+
+    def look(self, most: int) -> dict[str, int | None]:
+        """How many messages each queue holds, active, deferred or locked; counted up to so many.
+
+        None for a queue that could not be looked at: an outage of the secondary is waited out, here as well.
+        """
         return self.factory.run(self._look(most))
 
-    async def _look(self, most: int) -> dict[str, int]:
+    async def _look(self, most: int) -> dict[str, int | None]:
         counts = await asyncio.gather(*(self._count(queue, most) for queue in self.queues))
         return {queue.queue: count for queue, count in zip(self.queues, counts, strict=True)}
 
     @staticmethod
-    async def _count(queue: QueueDrain, most: int) -> int:
+    async def _count(queue: QueueDrain, most: int) -> int | None:
         start = count = 0
-        while count < most and (page := await queue.intake.ask(lambda receiver: receiver.peek(start, 250))):  # noqa: B023
-            start = page[-1].sequence_number + 1
-            count += len(page)
+        try:
+            while count < most and (page := await queue.intake.ask(lambda receiver: receiver.peek(start, 250))):  # noqa: B023
+                start = page[-1].sequence_number + 1
+                count += len(page)
+        except ClosedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody may take this queue for empty
+            _LOG.warning("backlog queue %s cannot be looked at: %s", queue.queue, redact(repr(error)))
+            return None
         return count
 
     @property

@@ -1,6 +1,7 @@
 """Drains until the backlog is empty: peeking finds nothing, twice, `settle_time` apart."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spark_sb_sink.syphon.drain import Drain
@@ -12,14 +13,19 @@ COUNT_TO = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Emptied:
-    """The receipts of all runs, and how many messages each queue still has; nothing is left where it is empty."""
+    """The receipts of all runs, and how many messages each queue still has; None where that is not known."""
 
     reports: tuple[Report, ...]
-    left: dict[str, int]
+    left: dict[str, int | None]
 
     @property
     def empty(self) -> bool:
-        return not any(self.left.values())
+        return is_empty(self.left)
+
+
+def is_empty(left: Mapping[str, int | None]) -> bool:
+    """Whether every queue was looked at and has nothing."""
+    return all(count == 0 for count in left.values())
 
 
 def until_empty(drain: Drain, within: float | None = None) -> Emptied:
@@ -38,7 +44,7 @@ def until_empty(drain: Drain, within: float | None = None) -> Emptied:
         reports.append(drain.run(wait if left is None else min(wait, left)))
         begun = time.monotonic()
         counts = drain.look(1)
-        if any(counts.values()):
+        if not is_empty(counts):
             found_nothing = None
             pause = min(5.0, pause * 1.5)
         elif found_nothing is None:

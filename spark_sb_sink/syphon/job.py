@@ -1,25 +1,30 @@
 """The syphon as a job: what `jobs/syphon.py` and `spark-sb-sink syphon` run.
 
 Exit codes: 0 stopped by SIGTERM or SIGINT, or the backlog is empty; 1 it came to its end by a fault; 2 the options are
-wrong or the pair cannot be made; 3 the time limit passed and something is left.
+wrong or the pair cannot be made; 3 with --until-empty: the time limit passed, or a signal came, and something is left.
+Where spark-submit's JVM got the SIGTERM, the code is its own, 143.
 """
 
 import argparse
 import json
 import sys
+import threading
 from collections.abc import Callable, Sequence
 
 from pyspark.sql import SparkSession
 
 from spark_sb_sink.durations import parse_duration
 from spark_sb_sink.errors import OptionError, PairingError, SparkSbSinkError, StateError
+from spark_sb_sink.jvm_shutdown import held_back
 from spark_sb_sink.options import Options
 from spark_sb_sink.sessions import job_session
 from spark_sb_sink.stopping import stop_signal
-from spark_sb_sink.syphon.query import Drained, Syphon
+from spark_sb_sink.syphon.query import STOP_WITHIN, Drained, RunningSyphon, Syphon
 
 FAILED, WRONG, LEFT = 1, 2, 3
 LOOK_EVERY = 0.2
+AND_END = 10.0
+"""Seconds for the query to end after its last turn."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,17 +62,17 @@ def run(
     try:
         options = Options.from_toml(conf_file)
         limit = _limit(within, until_empty)
-        with stop_signal() as stop:
+        with stop_signal() as early:
             spark = session(options)
             try:
-                syphon = Syphon(options)
-                if until_empty:
-                    return _tell(syphon.drain_until_empty(spark, limit), as_json)
-                with syphon.start(spark) as running:
-                    while not stop.is_set():
-                        if running.await_end(LOOK_EVERY):
-                            break
-                return 0
+                # A new session takes SIGINT for itself, and where the JVM came first, SIGTERM goes to the JVM.
+                with stop_signal() as stop, held_back(spark, stop, STOP_WITHIN + AND_END):
+                    if early.is_set():
+                        stop.set()
+                    if until_empty:
+                        return _tell(Syphon(options).drain_until_empty(spark, limit, stop), as_json, stop.is_set())
+                    _run_until(stop, Syphon(options).start(spark))
+                    return 0
             finally:
                 spark.stop()
     except (OptionError, PairingError, StateError) as error:
@@ -76,6 +81,12 @@ def run(
     except SparkSbSinkError as error:
         print(f"{program}: the syphon ended: {error}", file=sys.stderr)
         return FAILED
+
+
+def _run_until(stop: threading.Event, running: RunningSyphon) -> None:
+    with running:
+        while not stop.is_set() and not running.await_end(LOOK_EVERY):
+            pass
 
 
 def _limit(within: str | None, until_empty: bool) -> float | None:
@@ -89,7 +100,7 @@ def _limit(within: str | None, until_empty: bool) -> float | None:
         raise OptionError(f'--within got {within!r}, but takes a duration such as "10m".') from None
 
 
-def _tell(drained: Drained, as_json: bool) -> int:
+def _tell(drained: Drained, as_json: bool, stopped: bool) -> int:
     if as_json:
         outcome = {
             "empty": drained.empty,
@@ -101,7 +112,12 @@ def _tell(drained: Drained, as_json: bool) -> int:
     elif drained.empty:
         print(f"The backlog is empty; {drained.moved} messages were moved.")
     else:
-        left = ", ".join(f"{count} in {queue}" for queue, count in drained.left.items()) or "nothing in the queues"
+        left = ", ".join(_told(queue, count) for queue, count in drained.left.items()) or "nothing in the queues"
         overflow = "" if drained.overflow_empty else "; the overflow is not drained"
-        print(f"The time is up; {drained.moved} messages were moved, and there are left: {left}{overflow}.")
+        why = "Stopped" if stopped else "The time is up"
+        print(f"{why}; {drained.moved} messages were moved, and there are left: {left}{overflow}.")
     return 0 if drained.empty else LEFT
+
+
+def _told(queue: str, count: int | None) -> str:
+    return f"{queue}, which cannot be looked at" if count is None else f"{count} in {queue}"

@@ -6,7 +6,7 @@ while nothing takes it, the task waits. Which of many syphons drains is decided 
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +24,7 @@ from spark_sb_sink.lanes import Lanes, LaneTotals, Table
 from spark_sb_sink.options import Options, Ttl
 from spark_sb_sink.receipts import TaskReport, report_batch, unsent_batch
 from spark_sb_sink.send_task import executor_folder
+from spark_sb_sink.syphon.rate import OVERFLOW_SHARE, Bucket
 
 _ENQUEUED = b"\xa3\x13x-opt-enqueued-time"
 COLUMNS = ("entity", "message", "stored_at")
@@ -105,6 +106,7 @@ class _Task:
         self._ttl: TtlPolicy = "deduct" if options.ttl is Ttl.DEDUCT else "full"
         self._rows = 0
         self._bad: dict[str, LaneTotals] = {}
+        self._bucket = Bucket(None if options.max_rate is None else options.max_rate * OVERFLOW_SHARE)
         self.lanes = Lanes(self._factory, options.max_in_flight, keep_unsent=True)
 
     def send(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -123,11 +125,20 @@ class _Task:
                     yield from self._quarantine(entity, message, EXPIRED)
                 else:
                     ready.setdefault(entity, []).append(found.message)
+            self._await_rate(sum(map(len, ready.values())))
             for entity, messages in ready.items():
                 while not self.lanes.await_room(sum(map(len, messages))):
                     yield from self._put_aside()
                 self.lanes.feed(entity, messages)
         yield from self._put_aside()
+
+    def _await_rate(self, count: int) -> None:
+        """Wait until so many may go out."""
+        while count:
+            granted = self._bucket.take(time.monotonic(), count)
+            count -= granted
+            if not granted:
+                time.sleep(self._bucket.wait(time.monotonic()))
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Wait for every outcome, then report."""
@@ -139,17 +150,7 @@ class _Task:
     def _settled(self) -> Iterator[LaneTotals]:
         """The totals without those that came back and were fed again."""
         for totals in self.lanes.totals():
-            yield LaneTotals(
-                totals.entity,
-                totals.primary,
-                totals.backlog,
-                0 if self._again else totals.overflow,
-                totals.quarantine,
-                totals.abandoned,
-                totals.error,
-                totals.all_out,
-                totals.reasons,
-            )
+            yield replace(totals, overflow=0) if self._again else totals
 
     def _put_aside(self) -> Iterator[pa.RecordBatch]:
         """What is bad goes out for quarantine; what nobody takes goes back into its lane, after a while."""

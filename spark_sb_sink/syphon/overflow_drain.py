@@ -7,9 +7,8 @@ reads is sent by `overflow`; what is bad goes to quarantine.
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Observation, SparkSession
@@ -31,11 +30,20 @@ CHECKPOINT = "_syphon"
 
 
 @dataclass(frozen=True, slots=True)
+class Aged:
+    """Of one entity's rows in a micro-batch of the overflow: when the oldest was stored, and their bytes."""
+
+    oldest_ms: int | None
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class OverflowSent:
     """What a micro-batch of the overflow became."""
 
     rows: int
     entities: tuple[RouteCounts, ...]
+    aged: Mapping[str, Aged]
 
 
 class OverflowDrain:
@@ -58,6 +66,8 @@ class OverflowDrain:
         self._told = told
         self.lease = Lease(spark, self._state, holder or uuid.uuid4().hex)
         self._drained_version = -1
+        self._done: tuple[int, frozenset[str]] = (-1, frozenset())
+        """A micro-batch that failed, and the entities whose rows in it are all sent."""
 
     def pending(self) -> bool:
         """Whether the table has had anything added since we found it drained. One look at Delta's log."""
@@ -76,10 +86,21 @@ class OverflowDrain:
             return True
         if not self.lease.take():
             return False
+        try:
+            drained = self._stream()
+        finally:
+            self.lease.give_back()
+        if drained:
+            self._drained_version = version
+        return drained
+
+    def _stream(self) -> bool:
         detail = self._state.delta_table(Table.OVERFLOW.value).detail().first()
         location = str(detail.location)
         query = (
             self._spark.readStream.format("delta")
+            # A person may delete what was drained; that is no news.
+            .option("skipChangeCommits", "true")
             .load(location)
             .select(*COLUMNS)
             .writeStream.foreachBatch(self._batch)
@@ -97,10 +118,14 @@ class OverflowDrain:
                         return False
         finally:
             query.stop()
-        self._drained_version = version
         return True
 
     def _batch(self, df: DataFrame, batch_id: int) -> None:
+        if self._done[0] == batch_id:
+            # It failed for an entity that refuses us: what the others have got is not sent again.
+            df = df.where(~F.col("entity").isin(sorted(self._done[1])))
+        if self._options.max_rate is not None:
+            df = df.coalesce(1)  # one task keeps the rate, many would have to share it
         counted = Observation()
         rows_in = df.observe(counted, F.count(F.lit(1)).alias("rows"))
         receipts = rows_in.mapInArrow(overflow_task(self._shipped), DDL).persist(StorageLevel.MEMORY_AND_DISK)
@@ -122,21 +147,18 @@ class OverflowDrain:
                     )
         finally:
             receipts.unpersist()
-        self._told(OverflowSent(rows, counts))
+        self._told(OverflowSent(rows, counts, _aged(df)))
         failure = failure_of(reports, has_state=True)
         if failure is not None:
+            before = self._done[1] if self._done[0] == batch_id else frozenset()
+            self._done = (batch_id, before | {count.entity for count in counts if not count.abandoned})
             raise failure
 
 
-def transfers_of(sent: Sequence[OverflowSent]) -> list[tuple[str, dict[str, Any]]]:
-    """As rows of the table `transfers`: the entity, and its counts."""
-    rows: list[tuple[str, dict[str, Any]]] = []
-    for each in sent:
-        rows += [
-            (count.entity, {"moved": count.primary + count.backlog, "dead_lettered": count.quarantine})
-            for count in each.entities
-        ]
-    return rows
+def _aged(df: DataFrame) -> dict[str, Aged]:
+    size, oldest = F.sum(F.length("message")), F.unix_millis(F.min("stored_at"))
+    rows = df.groupBy("entity").agg(size.alias("bytes"), oldest.alias("oldest")).collect()
+    return {row["entity"]: Aged(row["oldest"], row["bytes"] or 0) for row in rows}
 
 
 class OverflowThread:

@@ -1,7 +1,7 @@
 """The syphon as a streaming query of its own: `Syphon(options).start(spark)`.
 
-A ticking source; each micro-batch is one turn of all tasks (`turn`). Idle, a turn lasts one long poll. The overflow is
-looked after by a second query beside it. Knows nothing of receivers and links.
+A ticking source; each micro-batch is one turn of all tasks (`turn`). Long polls go on from turn to turn. A second query
+beside it looks after the overflow. Knows nothing of receivers and links.
 """
 
 import contextlib
@@ -20,28 +20,34 @@ from pyspark.sql.streaming import StreamingQuery
 
 from spark_sb_sink.delta_state import DeltaState
 from spark_sb_sink.driver_loop import DriverLoop
-from spark_sb_sink.errors import OptionError, SparkSbSinkError, redact
+from spark_sb_sink.errors import SparkSbSinkError, StateError, redact
 from spark_sb_sink.events import Listener, Moved, SyphonTurn, Warned, log, tell
 from spark_sb_sink.options import Options
 from spark_sb_sink.pairing_keeper import PairingKeeper
 from spark_sb_sink.shipping import Shipping
-from spark_sb_sink.syphon.overflow_drain import OverflowDrain, OverflowSent, OverflowThread, transfers_of
+from spark_sb_sink.syphon.empty import is_empty
+from spark_sb_sink.syphon.overflow_drain import OverflowDrain, OverflowSent, OverflowThread
+from spark_sb_sink.syphon.rate import OVERFLOW_SHARE
+from spark_sb_sink.syphon.slots import check_slots
 from spark_sb_sink.syphon.turn import DDL, Patience, Turn, TurnReport, read_turn, split, turn_task
 
 COUNT_TO = 100_000
 """Messages of one queue that are counted when a time limit has passed."""
 EMPTY_TURN = 2.0
 """Seconds of a turn while somebody waits for the backlog to be empty."""
+TURN = 20.0
+"""Seconds of an idle turn. Long polls go on from turn to turn; a stop waits for the end of one."""
+STOP_WITHIN = 2 * TURN
 OVERFLOW_EVERY = 30.0
 OVERFLOW_EVERY_WAITED_FOR = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """How `drain_until_empty` ended: `left` by queue, and whether the overflow is empty."""
+    """How `drain_until_empty` ended: `left` by queue (None: not known), and whether the overflow is empty."""
 
     empty: bool
-    left: Mapping[str, int]
+    left: Mapping[str, int | None]
     overflow_empty: bool
     moved: int
 
@@ -69,33 +75,21 @@ class Syphon:
 
     def start(self, spark: SparkSession) -> "RunningSyphon":
         """Run until it is stopped or comes to its end by a fault."""
-        self._check_slots(spark)
+        check_slots(spark, self.options, self._slots_taken)
         return RunningSyphon(self, spark, self._listeners, until_empty=False)
 
-    def drain_until_empty(self, spark: SparkSession, within: float | None = None) -> Drained:
-        """Run until active, deferred and overflow are all empty, or until the time is up."""
-        self._check_slots(spark)
+    def drain_until_empty(
+        self, spark: SparkSession, within: float | None = None, stop: threading.Event | None = None
+    ) -> Drained:
+        """Run until active, deferred and overflow are all empty, until the time is up, or until `stop` is set."""
+        check_slots(spark, self.options, self._slots_taken)
         running = RunningSyphon(self, spark, self._listeners, until_empty=True)
         try:
-            empty = running.await_empty(within)
+            empty = running.await_empty(within, stop)
         finally:
             running.stop()
         left = {} if empty else running.count_left()
         return Drained(empty, left, running.overflow_empty, running.moved)
-
-    def _check_slots(self, spark: SparkSession) -> None:
-        """A task that waits for a slot serves no queue, and one that never ends would take it from others."""
-        slots = spark.sparkContext.defaultParallelism
-        overflow = 1 if self.options.state is not None else 0
-        needed = self.options.syphon_tasks + overflow + self._slots_taken
-        if slots < needed:
-            parts = [f"{self.options.syphon_tasks} for syphon_tasks"]
-            parts += ["1 for the overflow"] if overflow else []
-            parts += [f"{self._slots_taken} for the sink"] if self._slots_taken else []
-            raise OptionError(
-                f"the syphon needs {needed} task slots ({', '.join(parts)}), and this application has {slots}; give it "
-                "more cores, or run the syphon as an application of its own (spark-submit jobs/syphon.py)."
-            )
 
 
 class RunningSyphon:
@@ -111,12 +105,14 @@ class RunningSyphon:
         self._until_empty = until_empty
         self._patience = Patience(self.options.settle_time)
         self._empty = threading.Event()
-        self._shipping = Shipping(self._share_of_a_task())
+        self._shipping = Shipping(self.options)
         self._deal = split(self.options.backlog_queue_count, self.options.syphon_tasks)
         self._loop = DriverLoop("spark-sb-sink-syphon")
         self._overflow: OverflowThread | None = None
         self.moved = 0
         self._write = threading.Lock()
+        self._turning = threading.Lock()
+        self._stopping = threading.Event()
         try:
             self._keeper = PairingKeeper(self.options)
             self._loop.run(self._keeper.start())
@@ -137,12 +133,13 @@ class RunningSyphon:
             self._let_go()
             raise
 
-    def _share_of_a_task(self) -> Options:
-        """`max_rate` is for all tasks together."""
-        options = self.options
-        if options.max_rate is None or options.syphon_tasks == 1:
-            return options
-        return options.model_copy(update={"max_rate": options.max_rate / options.syphon_tasks})
+    def _share(self) -> float | None:
+        """A task's share of `max_rate`, which is for all tasks together, and for the overflow with them."""
+        rate = self.options.max_rate
+        if rate is None:
+            return None
+        draining = self._overflow is not None and not self._overflow.drained.is_set()
+        return rate * (1 - OVERFLOW_SHARE if draining else 1.0) / self.options.syphon_tasks
 
     def _overflow_thread(self, spark: SparkSession) -> OverflowThread:
         drain = OverflowDrain(spark, self.options, self._shipping.to(spark), self._overflow_sent, self._name)
@@ -174,11 +171,11 @@ class RunningSyphon:
                 raise self._error from None
             raise
 
-    def await_empty(self, within: float | None = None) -> bool:
+    def await_empty(self, within: float | None = None, stop: threading.Event | None = None) -> bool:
         """Wait until everything is empty; whether it is."""
         end = None if within is None else time.monotonic() + within
         while not self._empty.is_set():
-            if end is not None and time.monotonic() >= end:
+            if (end is not None and time.monotonic() >= end) or (stop is not None and stop.is_set()):
                 return False
             if self.await_end(0.2):
                 return self._empty.is_set()
@@ -189,25 +186,37 @@ class RunningSyphon:
         return self._overflow is None or self._overflow.drained.is_set()
 
     def stop(self) -> None:
-        """Stop. What is in hand is not settled, so nothing is lost: it comes again once its lock is over."""
+        """Let the turn under way end, which settles what it has in hand, then stop.
+
+        A turn that takes too long is cut off: what it had in hand comes again, once its lock is over.
+        """
+        self._stopping.set()
+        if self._turning.acquire(timeout=STOP_WITHIN):
+            self._turning.release()
         with contextlib.suppress(StreamingQueryException):
             self.query.stop()
         self._let_go()
 
-    def count_left(self) -> dict[str, int]:
-        """How many messages each backlog queue has."""
-        left: dict[str, int] = {}
+    def count_left(self) -> dict[str, int | None]:
+        """How many messages each backlog queue has that is not empty; None for one that cannot be looked at."""
+        left: dict[str, int | None] = {}
         for report in self._run_tasks(self._spark, Turn(idle=0.0, count_to=COUNT_TO)):
             left.update(report.left or {})
-        return {queue: count for queue, count in left.items() if count}
+        return {queue: count for queue, count in left.items() if count != 0}
 
     # A micro-batch
 
     _error: SparkSbSinkError | None = None
 
     def _turn(self, df: DataFrame, batch_id: int) -> None:
+        with self._turning:
+            if not self._stopping.is_set():
+                self._one_turn(df, batch_id)
+
+    def _one_turn(self, df: DataFrame, batch_id: int) -> None:
         self._keeper.check()
-        turn = Turn(EMPTY_TURN, count_to=1) if self._until_empty else Turn(self.options.long_poll)
+        rate = self._share()
+        turn = Turn(EMPTY_TURN, 1, rate) if self._until_empty else Turn(TURN, rate=rate)
         reports = self._run_tasks(df.sparkSession, turn)
         moved = [Moved(*_counts(receipt)) for report in reports for receipt in report.report.receipts]
         self.moved += sum(each.moved for each in moved)
@@ -221,8 +230,8 @@ class RunningSyphon:
                 self._error = report.error
                 raise report.error
         if self._until_empty:
-            anything = any(count for report in reports for count in (report.left or {}).values())
-            if self._patience.found(anything or not self.overflow_empty):
+            nothing = all(is_empty(report.left or {}) for report in reports)
+            if self._patience.found(not (nothing and self.overflow_empty)):
                 self._empty.set()
 
     def _run_tasks(self, spark: SparkSession, turn: Turn) -> list[TurnReport]:
@@ -233,8 +242,18 @@ class RunningSyphon:
 
     def _overflow_sent(self, sent: OverflowSent) -> None:
         moved = [
-            Moved("overflow", entity, counts["moved"], 0, counts["dead_lettered"], 0, 0, None, 0)
-            for entity, counts in transfers_of([sent])
+            Moved(
+                "overflow",
+                count.entity,
+                count.primary,
+                deferred=count.backlog,
+                dead_lettered=count.quarantine,
+                lost_locks=0,
+                unconfirmed=0,
+                oldest_ms=sent.aged[count.entity].oldest_ms,
+                bytes=sent.aged[count.entity].bytes,
+            )
+            for count in sent.entities
         ]
         self.moved += sum(each.moved for each in moved)
         if moved:
@@ -245,26 +264,12 @@ class RunningSyphon:
         if self.options.state is None:
             return
         now = datetime.now(UTC)
-        with self._write:
-            DeltaState(spark, self.options.state).note_transfers(
-                [
-                    (
-                        now,
-                        self._name,
-                        batch_id,
-                        each.queue,
-                        each.entity,
-                        each.moved,
-                        each.deferred,
-                        each.dead_lettered,
-                        each.lost_locks,
-                        each.unconfirmed,
-                        None if each.oldest_ms is None else datetime.fromtimestamp(each.oldest_ms / 1000, UTC),
-                        each.bytes,
-                    )
-                    for each in moved
-                ]
-            )
+        rows = [_transfer(now, self._name, batch_id, each) for each in moved]
+        try:
+            with self._write:
+                DeltaState(spark, self.options.state).note_transfers(rows)
+        except StateError as error:  # what was moved is moved: better an entry too few than everything sent again
+            tell(self._listeners, Warned(f"{len(rows)} rows for the table transfers are not written: {error}"))
 
     def _let_go(self) -> None:
         if self._overflow is not None:
@@ -283,3 +288,21 @@ class RunningSyphon:
 def _counts(receipt: Any) -> Iterator[Any]:
     for name in Moved.__slots__:
         yield getattr(receipt, name)
+
+
+def _transfer(now: datetime, syphon: str, batch_id: int, moved: Moved) -> tuple[Any, ...]:
+    """In the order of the table's columns."""
+    return (
+        now,
+        syphon,
+        batch_id,
+        moved.queue,
+        moved.entity,
+        moved.moved,
+        moved.deferred,
+        moved.dead_lettered,
+        moved.lost_locks,
+        moved.unconfirmed,
+        None if moved.oldest_ms is None else datetime.fromtimestamp(moved.oldest_ms / 1000, UTC),
+        moved.bytes,
+    )

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 BURST = 1.0
 """Seconds of the rate that may go out at once after a pause."""
 
+OVERFLOW_SHARE = 0.5
+"""Of the rate, while both the backlog and the overflow are drained."""
+
 
 @dataclass
 class Bucket:

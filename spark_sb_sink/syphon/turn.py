@@ -27,8 +27,8 @@ class TurnReport:
 
     queues: tuple[int, ...]
     report: Report = field(default_factory=Report)
-    left: dict[str, int] | None = None
-    """Where it was asked for: how many messages each queue still has."""
+    left: dict[str, int | None] | None = None
+    """Where it was asked for: how many messages each queue still has; None for one that could not be looked at."""
     error: SparkSbSinkError | None = None
 
 
@@ -38,6 +38,8 @@ class Turn:
 
     idle: float
     count_to: int = 0
+    rate: float | None = None
+    """This task's share of `max_rate`."""
 
 
 def split(queues: int, tasks: int) -> list[tuple[int, ...]]:
@@ -50,6 +52,7 @@ def take_turn(options: Options, queues: Sequence[int], turn: Turn, folder: str) 
     mine = tuple(queues)
     try:
         drain = drain_for(options, folder, mine)
+        drain.limit(turn.rate)
         since: list[float] = []
 
         def told_enough() -> bool:

@@ -110,7 +110,7 @@ class SinkApp:
     def processes(self, word: str) -> list[int]:
         """The processes below it whose command line has that word."""
         assert self._process is not None
-        return [pid for pid in _below(self._process.pid) if word in _command(pid)]
+        return [pid for pid in processes_below(self._process.pid) if word in _command(pid)]
 
     def python_workers(self) -> list[int]:
         """Workers are forked by a daemon, one for each executor."""
@@ -123,7 +123,7 @@ class SinkApp:
     def kill(self) -> None:
         """kill -9 of the driver and everything below it."""
         assert self._process is not None
-        for pid in [*_below(self._process.pid), self._process.pid]:
+        for pid in [*processes_below(self._process.pid), self._process.pid]:
             _kill(pid)
         self._process.wait(20)
 
@@ -156,7 +156,7 @@ def _command(pid: int) -> str:
         return ""
 
 
-def _below(pid: int) -> list[int]:
+def processes_below(pid: int) -> list[int]:
     parents = {int(path.name): _parent(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
     found, look = [], [pid]
     while look:

@@ -59,12 +59,12 @@ class Field(Ground):
 
     def arrived(self, entity: str) -> list[bytes]:
         """Take all that the entity has, as it is, in order."""
-        return run(_receive(self.primary.connection_string, entity, self.primary.counts(entity)["active"]))
+        return receive_raw(self.primary.connection_string, entity, self.primary.counts(entity)["active"])
 
     def dead_letters(self, queue: int = 0) -> list[bytes]:
         path = f"{self.queue(queue)}/$DeadLetterQueue"
         count = self.secondary.counts(path)["active"]
-        return run(_receive(self.secondary.connection_string, path, count))
+        return receive_raw(self.secondary.connection_string, path, count)
 
     def taken(self, entity: str) -> dict[str, int]:
         """How often the entity has accepted each message id."""
@@ -80,6 +80,11 @@ class Field(Ground):
 
     def empty(self, *queues: int) -> Callable[[], bool]:
         return lambda: not any(any(self.in_backlog(queue).values()) for queue in queues or (0,))
+
+
+def receive_raw(connection: str, queue: str, count: int) -> list[bytes]:
+    """Take so many messages as they are, in order."""
+    return run(_receive(connection, queue, count))
 
 
 async def _receive(connection: str, queue: str, count: int) -> list[bytes]:

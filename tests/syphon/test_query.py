@@ -1,5 +1,6 @@
 """The syphon as a streaming query: an outage and its end, with the sink, the overflow, and what Delta tells of it."""
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -7,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_sb_sink.broker import BrokerProcess
-from spark_sb_sink.broker.faults import LateVisible, Refuse, Reject
-from spark_sb_sink.errors import OptionError
-from spark_sb_sink.events import SyphonTurn
+from spark_sb_sink.broker.faults import CbsAnswer, LateVisible, Refuse, Reject
+from spark_sb_sink.delta_state import DeltaState
+from spark_sb_sink.errors import FaultedError, OptionError
+from spark_sb_sink.events import SyphonTurn, Warned
+from spark_sb_sink.syphon.beside import SyphonBeside
 from spark_sb_sink.syphon.lease import Lease
-from spark_sb_sink.syphon.query import Syphon
+from spark_sb_sink.syphon.overflow_drain import OverflowDrain, OverflowSent
+from spark_sb_sink.syphon.query import RunningSyphon, Syphon
 from spark_sb_sink.syphon.turn import Patience, split
 from tests.conftest import await_that
 from tests.paired.ground import CALM
@@ -120,9 +125,112 @@ def test_a_syphon_in_the_sinks_application_needs_a_slot_to_spare(ground: SinkGro
         Syphon(options, slots_taken=1).start(ground.spark)
 
 
-def test_of_many_syphons_one_has_the_lease(ground: SinkGround) -> None:
-    from spark_sb_sink.delta_state import DeltaState
+def test_a_stop_ends_the_turn_first_and_leaves_nothing_locked(ground: SinkGround) -> None:
+    entity = ground.entity()
+    fault = ground.primary.hang(Reject(), entity)
+    ground.sink(failover_interval="0s", ping_interval="30m").write(ground.rows([entity], 400))
+    ground.primary.undo(fault)
+    with syphon(ground, max_rate=40).start(ground.spark):
+        await_that(lambda: ground.accepted(entity) > 0, 60)
+    assert 0 < ground.accepted(entity) < 400, "it was not stopped in its middle"
+    counts = [ground.secondary.counts(ground.queue(number)) for number in range(2)]
+    assert sum(count["locked"] for count in counts) == 0
+    assert sum(count["active"] for count in counts) == 400 - ground.accepted(entity)
 
+
+def test_an_outage_of_the_secondary_is_waited_out_also_while_looking_whether_it_is_empty(ground: SinkGround) -> None:
+    entity = ground.entity()
+    fault = ground.primary.hang(Reject(), entity)
+    ground.sink(failover_interval="0s", ping_interval="30m").write(ground.rows([entity], 20))
+    ground.primary.undo(fault)
+    running = RunningSyphon(syphon(ground, send_timeout="2s"), ground.spark, [ground.events.append], until_empty=True)
+    ground.secondary.hang(Refuse())
+    try:
+        assert not running.await_empty(8), "it took queues for empty that it could not look at"
+        assert running.active
+        ground.secondary.undo()
+        assert running.await_empty(90)
+    finally:
+        running.stop()
+    assert ground.arrived(entity).total() == 20
+
+
+def test_a_credential_that_is_refused_ends_the_query_and_says_which_side_went_first(ground: SinkGround) -> None:
+    wrong = re.sub("SharedAccessKey=[^;]+", "SharedAccessKey=d3Jvbmc=", ground.secondary.connection_string)
+    with syphon(ground, secondary=wrong, pairing="assume").start(ground.spark) as running:
+        with pytest.raises(FaultedError) as caught:
+            running.await_end(90)
+        assert caught.value.first == "secondary"
+        assert "d3Jvbmc" not in str(caught.value)
+
+
+def test_with_enable_syphon_the_sink_brings_its_own_backlog_home(ground: SinkGround) -> None:
+    entity = ground.entity(requires_duplicate_detection=True)
+    fault = ground.primary.hang(Reject(), entity)
+    sink = ground.sink(failover_interval="0s", ping_interval="1s", enable_syphon=True, long_poll="2s")
+    sink.write(ground.rows([entity], 30))
+    assert ground.in_backlog().total() == 30
+    ground.primary.undo(fault)
+    await_that(lambda: ground.primary.counts(entity)["active"] == 30, 60)
+    assert any(turn.moved for turn in ground.of(SyphonTurn))
+    sink.close()
+    assert not [query for query in ground.spark.streams.active if (query.name or "").startswith("spark-sb-sink")]
+
+
+def test_with_enable_syphon_and_no_slot_to_spare_the_first_batch_says_so(ground: SinkGround) -> None:
+    sink = ground.sink(enable_syphon=True, syphon_tasks=2)
+    with pytest.raises(OptionError, match=r"needs 3 task slots \(2 for syphon_tasks, 1 for the sink\).* has 2"):
+        sink.write(ground.rows([ground.entity()], 1))
+
+
+def test_a_syphon_beside_the_sink_that_ended_is_told_and_started_again(ground: SinkGround) -> None:
+    now = [0.0]
+    wrong = re.sub("SharedAccessKey=[^;]+", "SharedAccessKey=d3Jvbmc=", ground.secondary.connection_string)
+    options = ground.options(secondary=wrong, pairing="assume", long_poll="2s")
+    beside = SyphonBeside(options, [ground.events.append], lambda: now[0])
+    beside.start(ground.spark)
+    await_that(lambda: not beside.active, 60)
+    beside.look_after(ground.spark)
+    assert "started again in 60 s" in ground.of(Warned)[-1].text
+    beside.look_after(ground.spark)
+    assert not beside.active, "not before its time"
+    now[0] = 61.0
+    beside.look_after(ground.spark)
+    assert beside.active
+    beside.stop()
+    assert not beside.active
+
+
+def test_overflow_for_an_entity_that_refuses_us_holds_up_no_other_and_none_is_sent_twice(ground: SinkGround) -> None:
+    closed, well = ground.entities(2)
+    state = str(ground.folder / "state")
+    sink = ground.sink(failover_interval="0s", ping_interval="30m", state=state)
+    sink.write(ground.rows([well], 0))
+    ground.primary.hang(Refuse())
+    for number in range(2):
+        ground.secondary.disable(ground.queue(number))
+    sink.write(ground.rows([closed, well], 20))
+    ground.primary.undo()
+    fault = ground.primary.hang(CbsAnswer(403, "Unauthorized access. 'Send' claim(s) are required."), closed)
+    options = ground.options(state=state, max_rate=1000, **CALM)
+    sent: list[OverflowSent] = []
+    drain = OverflowDrain(ground.spark, options, lambda: options, sent.append)
+    for _ in range(2):
+        with pytest.raises(StreamingQueryException, match="Send"):
+            drain.drain()
+    assert ground.arrived(well) == {f"{well}-{number}": 1 for number in range(20)}, "sent again, or not at all"
+    ground.primary.undo(fault)
+    assert drain.drain()
+    assert ground.arrived(closed) == {f"{closed}-{number}": 1 for number in range(20)}
+    assert not drain.pending()
+    # What was drained may be deleted; that is nothing to send.
+    DeltaState(ground.spark, state).delta_table("overflow").delete()
+    assert OverflowDrain(ground.spark, options, lambda: options, sent.append).drain()
+    assert ground.arrived(well).total() == 20
+    assert [each.rows for each in sent] == [40, 20, 20]
+
+
+def test_of_many_syphons_one_has_the_lease(ground: SinkGround) -> None:
     now = [1000.0]
     state = DeltaState(ground.spark, str(ground.folder / "state"))
     one, other = (Lease(ground.spark, state, name, lambda: now[0]) for name in ("one", "other"))
@@ -140,8 +248,6 @@ def test_of_many_syphons_one_has_the_lease(ground: SinkGround) -> None:
 
 
 def test_two_that_ask_for_the_lease_at_once_do_not_both_get_it(ground: SinkGround) -> None:
-    from spark_sb_sink.delta_state import DeltaState
-
     state = DeltaState(ground.spark, str(ground.folder / "state"))
     state.delta_table("lease")
     found: list[bool] = []
