@@ -11,8 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from types import FrameType
+from collections.abc import Sequence
 
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -30,7 +29,9 @@ from spark_sb_sink.errors import (
 from spark_sb_sink.jvm_shutdown import held_back
 from spark_sb_sink.pipeline_options import AVAILABLE_NOW, PipelineOptions, SourceOptions
 from spark_sb_sink.rows import check_schema, fields_of_spark
+from spark_sb_sink.sessions import job_session
 from spark_sb_sink.sink import ServiceBusSink
+from spark_sb_sink.stopping import caught
 
 _LOG = logging.getLogger(__name__)
 LOOK_EVERY = 0.2
@@ -57,11 +58,11 @@ def main(argv: Sequence[str] | None = None, *, spark: SparkSession | None = None
     except OptionError as error:
         return _wrong(error)
     stop = threading.Event()
-    with _caught(stop, signal.SIGTERM):
-        session = spark or SparkSession.builder.appName(options.query.name or "spark_sb_sink pipeline").getOrCreate()
+    with caught(stop, signal.SIGTERM):
+        session = spark or job_session(options.query.name or "spark_sb_sink pipeline")
         try:
             # A new session takes SIGINT for itself, and where the JVM came first, SIGTERM goes to the JVM.
-            with _caught(stop, signal.SIGINT), held_back(session, stop, options.query.stop_within + AND_END):
+            with caught(stop, signal.SIGINT), held_back(session, stop, options.query.stop_within + AND_END):
                 return run(session, options, stop)
         finally:
             if spark is None:
@@ -153,24 +154,6 @@ def _stop_gently(query: StreamingQuery, sink: ServiceBusSink, within: float) -> 
     if in_time:
         sink.close()  # a micro-batch that has come meanwhile waits for that, and `stop` for it
     query.stop()
-
-
-@contextlib.contextmanager
-def _caught(stop: threading.Event, number: int) -> Iterator[None]:
-    """The signal sets `stop`. A second one does what it would have done."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        stop.set()
-        signal.signal(number, before)
-
-    before = signal.signal(number, handle)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
 
 
 def _missing(spark: SparkSession, source: str, text: str) -> str | None:

@@ -8,9 +8,11 @@ from types import FrameType
 
 
 @contextlib.contextmanager
-def stop_signal() -> Iterator[threading.Event]:
-    """Set by SIGTERM or SIGINT. A second one ends the process as it would have."""
-    stop = threading.Event()
+def caught(stop: threading.Event, *numbers: int) -> Iterator[None]:
+    """These signals set `stop`. A second one does what it would have done.
+
+    A new Spark session takes SIGINT for itself: catch that one once the session is there.
+    """
     before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -18,10 +20,10 @@ def stop_signal() -> Iterator[threading.Event]:
         signal.signal(number, before[number])
 
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in numbers:
             before[number] = signal.signal(number, handle)
     try:
-        yield stop
+        yield
     finally:
-        for caught, handler in before.items():
-            signal.signal(caught, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)

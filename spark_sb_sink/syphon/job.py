@@ -7,6 +7,7 @@ Where spark-submit's JVM got the SIGTERM, the code is its own, 143.
 
 import argparse
 import json
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from spark_sb_sink.errors import OptionError, PairingError, SparkSbSinkError, St
 from spark_sb_sink.jvm_shutdown import held_back
 from spark_sb_sink.options import Options
 from spark_sb_sink.sessions import job_session
-from spark_sb_sink.stopping import stop_signal
+from spark_sb_sink.stopping import caught
 from spark_sb_sink.syphon.query import STOP_WITHIN, Drained, RunningSyphon, Syphon
 
 FAILED, WRONG, LEFT = 1, 2, 3
@@ -62,13 +63,12 @@ def run(
     try:
         options = Options.from_toml(conf_file)
         limit = _limit(within, until_empty)
-        with stop_signal() as early:
+        stop = threading.Event()
+        with caught(stop, signal.SIGTERM):
             spark = session(options)
             try:
                 # A new session takes SIGINT for itself, and where the JVM came first, SIGTERM goes to the JVM.
-                with stop_signal() as stop, held_back(spark, stop, STOP_WITHIN + AND_END):
-                    if early.is_set():
-                        stop.set()
+                with caught(stop, signal.SIGINT), held_back(spark, stop, STOP_WITHIN + AND_END):
                     if until_empty:
                         return _tell(Syphon(options).drain_until_empty(spark, limit, stop), as_json, stop.is_set())
                     _run_until(stop, Syphon(options).start(spark))
