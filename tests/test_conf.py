@@ -33,6 +33,7 @@ def test_there_is_an_example_for_each_situation() -> None:
         "no-delta",
         "databricks",
         "pipeline",
+        "syphon",
     }
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pyspark.sql import SparkSession
 
 from spark_sb_sink.durations import parse_duration
-from spark_sb_sink.errors import OptionError, PairingError, SparkSbSinkError, StateError
+from spark_sb_sink.errors import OptionError, PairingError, SparkSbSinkError, StateError, UnsupportedSparkError
 from spark_sb_sink.jvm_shutdown import held_back
 from spark_sb_sink.options import Options
 from spark_sb_sink.sessions import job_session
@@ -75,7 +75,7 @@ def run(
                     return 0
             finally:
                 spark.stop()
-    except (OptionError, PairingError, StateError) as error:
+    except (OptionError, PairingError, StateError, UnsupportedSparkError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return WRONG
     except SparkSbSinkError as error:

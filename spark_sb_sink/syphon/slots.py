@@ -2,7 +2,7 @@
 
 from pyspark.sql import SparkSession
 
-from spark_sb_sink.errors import OptionError
+from spark_sb_sink.errors import OptionError, UnsupportedSparkError
 from spark_sb_sink.options import Options
 
 
@@ -22,6 +22,11 @@ def slots_of(spark: SparkSession) -> int | None:
 
 def check_slots(spark: SparkSession, options: Options, taken: int) -> None:
     """A task that waits for a slot serves no queue, and one that never ends would take it from others."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise UnsupportedSparkError(
+            "The syphon got a session of Spark Connect, but takes one of classic Spark: its tasks need to know where "
+            "an executor keeps its files. Run it in the driver itself (spark-submit jobs/syphon.py, say)."
+        )
     slots = slots_of(spark)
     parts = [(options.syphon_tasks, "for syphon_tasks")]
     parts += [(1, "for the overflow")] if options.state is not None else []

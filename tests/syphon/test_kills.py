@@ -1,6 +1,10 @@
-"""A syphon that is killed anywhere loses nothing; what it sends twice has the message id that it had."""
+"""A syphon that is killed anywhere loses nothing; what it sends twice has the message id that it had.
+
+Twenty times in each phase by hand: SYPHON_KILLS=20 pytest tests/syphon/test_kills.py
+"""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +16,7 @@ from spark_sb_sink.broker.faults import Refuse
 from tests.syphon.field import SHORT, Field
 from tests.syphon.mover import PHASES
 
-KILLS = 5
+KILLS = int(os.environ.get("SYPHON_KILLS", "5"))
 DEFERRED = (PHASES[2], PHASES[3])
 
 

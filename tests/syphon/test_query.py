@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from spark_sb_sink.broker import BrokerProcess
 from spark_sb_sink.broker.faults import CbsAnswer, LateVisible, Refuse, Reject
 from spark_sb_sink.delta_state import DeltaState
-from spark_sb_sink.errors import FaultedError, OptionError
+from spark_sb_sink.errors import FaultedError, OptionError, UnsupportedSparkError
 from spark_sb_sink.events import SyphonTurn, Warned
 from spark_sb_sink.syphon.beside import SyphonBeside
 from spark_sb_sink.syphon.lease import Lease
@@ -123,6 +123,12 @@ def test_a_syphon_in_the_sinks_application_needs_a_slot_to_spare(ground: SinkGro
     options = ground.options(syphon_tasks=2, **CALM)
     with pytest.raises(OptionError, match=r"needs 3 task slots .* has 2"):
         Syphon(options, slots_taken=1).start(ground.spark)
+
+
+def test_a_session_of_spark_connect_is_refused_with_the_reason(ground: SinkGround) -> None:
+    connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    with pytest.raises(UnsupportedSparkError, match="Spark Connect"):
+        syphon(ground).start(connect)
 
 
 def test_a_stop_ends_the_turn_first_and_leaves_nothing_locked(ground: SinkGround) -> None:
