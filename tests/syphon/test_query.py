@@ -105,7 +105,7 @@ def test_messages_that_become_visible_late_are_waited_for(ground: SinkGround) ->
     assert ground.arrived(entity).total() == 20
 
 
-def test_a_running_syphon_moves_what_comes_and_two_share_the_work(ground: SinkGround) -> None:
+def test_a_running_syphon_moves_what_comes(ground: SinkGround) -> None:
     entity = ground.entity(requires_duplicate_detection=True)
     fault = ground.primary.hang(Reject(), entity)
     sink = ground.sink(failover_interval="0s", ping_interval="30m")
