@@ -205,6 +205,17 @@ class DeltaState:
         except PySparkException as error:
             raise self._error(error) from error
 
+    def note_lease(self, name: str, until: datetime) -> None:
+        """A lease that nobody holds."""
+        self.make(LEASE)
+        schema = ", ".join(f"{column} {spark}" for column, (spark, _) in _LEASE_COLUMNS.items())
+        self._append(LEASE, self._spark.createDataFrame([(name, "", until)], StructType.fromDDL(schema)).coalesce(1))
+
+    def sql_name(self, table: str) -> str:
+        """The table as SQL names it."""
+        address = address_of(self._state, table)
+        return f"delta.`{address}`" if is_path(self._state) else address
+
     def delta_table(self, table: str) -> Any:
         """The table as Delta's own object, made if it is not there."""
         from delta.tables import DeltaTable

@@ -44,7 +44,7 @@ class SyphonBeside:
                 ended, self._running = self._running, None
                 self._again_at = self._clock() + AGAIN_AFTER
                 try:
-                    ended.await_end(0)
+                    ended.await_end(0.1)
                 finally:
                     ended.stop()
             elif self._clock() >= self._again_at:

@@ -1,4 +1,4 @@
-"""Who of many syphons drains the overflow: one row of a Delta table, taken by whoever finds it free."""
+"""Who of many does what only one may do at a time: one row of a Delta table, taken by whoever finds it free."""
 
 import time
 from collections.abc import Callable
@@ -6,26 +6,31 @@ from datetime import UTC, datetime
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
 from spark_sb_sink.delta_state import LEASE, DeltaState
 
 FOR_SECONDS = 120.0
-"""A syphon that died keeps others waiting for so long. Much more than clocks of machines differ."""
+"""A holder that died keeps others waiting for so long. Much more than clocks of machines differ."""
 RENEW_AFTER = 40.0
 NAME = "overflow"
 
 
 class Lease:
-    """The right to drain the overflow, for one holder."""
+    """The right to drain the overflow, or to do what else is named, for one holder."""
 
     def __init__(
-        self, spark: SparkSession, state: DeltaState, holder: str, clock: Callable[[], float] = time.time
+        self,
+        spark: SparkSession,
+        state: DeltaState,
+        holder: str,
+        clock: Callable[[], float] = time.time,
+        name: str = NAME,
     ) -> None:
         self._spark = spark
         self._state = state
         self._holder = holder
         self._clock = clock
+        self._name = name
         self._until = 0.0
 
     def take(self) -> bool:
@@ -33,37 +38,36 @@ class Lease:
         now = self._clock()
         if now < self._until - FOR_SECONDS + RENEW_AFTER:
             return True
-        table = self._state.delta_table(LEASE)
         until = now + FOR_SECONDS
-        wanted = self._spark.createDataFrame(
-            [(NAME, self._holder, datetime.fromtimestamp(until, UTC))], "name string, holder string, until timestamp"
-        )
-        free = (F.col("t.until") < F.lit(datetime.fromtimestamp(now, UTC))) | (F.col("t.holder") == self._holder)
-        try:
-            (
-                table.alias("t")
-                .merge(wanted.alias("s"), "t.name = s.name")
-                .whenMatchedUpdateAll(condition=free)
-                .whenNotMatchedInsertAll()
-                .execute()
-            )
-        except PySparkException as error:
-            if "Concurrent" not in type(error).__name__ + str(error):
-                raise
-            return self._lost()
-        held = table.toDF().where(F.col("name") == NAME).orderBy(F.desc("until")).first()
-        if held is None or held.holder != self._holder:
-            return self._lost()
-        self._until = until
-        return True
+        self._state.make(LEASE)
+        # Asked and answered in one transaction: of two that find it free, one fails.
+        taken = self._update(until, "(until < :now OR holder = :holder)", now=_moment(now))
+        if not taken and self._state.read(LEASE).where(f"name = '{self._name}'").isEmpty():
+            self._state.note_lease(self._name, _moment(0))
+            taken = self._update(until, "(until < :now OR holder = :holder)", now=_moment(now))
+        self._until = until if taken else 0.0
+        return taken
 
     def give_back(self) -> None:
         """So that another need not wait."""
         if self._until:
-            mine = (F.col("name") == NAME) & (F.col("holder") == self._holder)
-            self._state.delta_table(LEASE).update(mine, {"until": F.lit(datetime.fromtimestamp(0, UTC))})
+            self._update(0.0, "holder = :holder")
             self._until = 0.0
 
-    def _lost(self) -> bool:
-        self._until = 0.0
-        return False
+    def _update(self, until: float, condition: str, **values: object) -> bool:
+        """Whether the row was ours to change. Two rows, made at the same moment, are changed as one."""
+        try:
+            done = self._spark.sql(
+                f"UPDATE {self._state.sql_name(LEASE)} SET holder = :holder, until = :until "  # noqa: S608 - our own words
+                f"WHERE name = '{self._name}' AND {condition}",
+                {"holder": self._holder, "until": _moment(until), **values},
+            ).first()
+        except PySparkException as error:
+            if "Concurrent" not in type(error).__name__ + str(error):
+                raise
+            return False
+        return done is not None and int(done[0]) > 0
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

@@ -147,7 +147,8 @@ class OverflowDrain:
                     )
         finally:
             receipts.unpersist()
-        self._told(OverflowSent(rows, counts, _aged(df)))
+        if rows:  # a commit that only deletes makes a micro-batch too
+            self._told(OverflowSent(rows, counts, _aged(df)))
         failure = failure_of(reports, has_state=True)
         if failure is not None:
             before = self._done[1] if self._done[0] == batch_id else frozenset()

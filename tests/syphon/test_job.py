@@ -28,8 +28,8 @@ secondary = "Endpoint=sb://beta.servicebus.windows.net/;SharedAccessKeyName=n;Sh
 @pytest.mark.parametrize(
     ("text", "arguments", "told"),
     [
-        (None, [], "spark-sb-sink: the options file"),
-        ("primary = 7", [], "primary got 7"),
+        (None, [], "spark-sb-sink: The options file"),
+        ("primary = 7", [], "primary got a int"),
         (GOOD + 'long_pol = "1m"', [], "long_pol"),
         (GOOD, ["--within", "5m"], "--within is a time limit for --until-empty"),
         (GOOD, ["--until-empty", "--within", "soon"], "--within got 'soon', but takes a duration such as \"10m\"."),

