@@ -319,6 +319,12 @@ class AmqpConnection(asyncio.Protocol):
                 found = faults.find(Shape, link.entity_name)
         return found
 
+    def unshape(self) -> None:
+        """Once no latency or bandwidth holds any more, what they have kept back goes on at once."""
+        if self._shape() is None:
+            self._in.release()
+            self._out.release()
+
     def uses(self, entity: str) -> bool:
         wanted = entity.lower()
         return any(link.entity_name is not None and link.entity_name.lower() == wanted for link in self.links.values())

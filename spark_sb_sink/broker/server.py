@@ -101,6 +101,8 @@ class Hosted:
             self.namespace.faults.clear()
         else:
             self.namespace.faults.undo(fault_id)
+        for connection in list(self.listener.connections):
+            connection.unshape()
         holes = [hung for hung in self.namespace.faults if isinstance(hung.fault, BlackHole)]
         self.listener.end_silent({hung.entity for hung in holes})
         if not holes:

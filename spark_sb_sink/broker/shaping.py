@@ -46,6 +46,17 @@ class Shaper:
             self._hand_on(b"".join(ready))
         self._arm()
 
+    def release(self) -> None:
+        """Hand on at once all that waits: what held it back is over."""
+        self._free_at = 0.0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        ready = [data for _, data in self._waiting]
+        self._waiting.clear()
+        if ready:
+            self._hand_on(b"".join(ready))
+
     def close(self) -> None:
         # The connection that it hands on to holds it: without this, each closed one would wait for the garbage
         # collector, which does not see how much memory the AMQP engine has behind it.
