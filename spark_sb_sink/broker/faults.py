@@ -181,7 +181,8 @@ class Allowance:
     def take(self, units: int, now: float) -> bool:
         """Whether so many may pass. More than a second's worth passes a full allowance, and is paid off after."""
         if self._at is not None:
-            self._saved = min(self._rate, self._saved + (now - self._at) * self._rate)
+            # A clock that was moved back gives nothing and takes nothing.
+            self._saved = min(self._rate, self._saved + max(0.0, now - self._at) * self._rate)
         self._at = now
         if self._saved < min(units, self._rate):
             return False

@@ -3,7 +3,6 @@
 `accept` is the whole of what happens to a message that a client sends; refusals are `RefusedError`.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -304,7 +303,7 @@ class Namespace:
         """The injected refusals, for one transfer."""
         if not self.faults:
             return
-        busy = self.faults.busy(entity.name, messages, time.monotonic())
+        busy = self.faults.busy(entity.name, messages, self.clock.now())
         if busy is not None:
             raise RefusedError("com.microsoft:server-busy", busy.description, 503)
         reject = self.faults.rejection(entity.name, "transfer", messages)

@@ -140,20 +140,19 @@ async def test_busy_above_a_rate_lets_the_rate_pass_and_a_namespace_shares_it(
         assert [await one.send() for _ in range(8)] == ["sent"] * 8
 
 
-async def test_what_is_above_a_rate_is_taken_once_the_sender_has_waited(namespace: NamespaceHandle, queue: str) -> None:
-    async with quick(namespace) as client, client.get_queue_sender(queue) as sender:
-        namespace.hang(Busy(above_rate=20), queue)
-        await sender.send_messages([message() for _ in range(30)])  # more than a second's worth, into a full allowance
-        refused = 0
-        while True:
-            try:
+async def test_what_is_above_a_rate_is_taken_once_the_sender_has_waited(clocked: NamespaceHandle, name: str) -> None:
+    clocked.create_queue(name)
+    async with quick(clocked) as client, client.get_queue_sender(name) as sender:
+        with clocked.fault(Busy(above_rate=0.05), name):
+            await sender.send_messages([message() for _ in range(30)])  # into a full allowance: it is owed, 600 s of it
+            with pytest.raises(ServiceBusServerBusyError):
                 await sender.send_messages(message())
-                break
-            except ServiceBusServerBusyError:
-                refused += 1
-                await asyncio.sleep(0.05)
-        assert refused, "half a second's worth was owed"
-    assert namespace.counts(queue)["active"] == 31
+            clocked.advance_clock(300)
+            with pytest.raises(ServiceBusServerBusyError):
+                await sender.send_messages(message())
+            clocked.advance_clock(310)
+            await sender.send_messages(message())
+    assert clocked.counts(name)["active"] == 31
 
 
 async def test_a_full_entity_still_takes_pings(namespace: NamespaceHandle, queue: str) -> None:
