@@ -15,6 +15,7 @@ from proton import UNDESCRIBED, Array, Data, Message, int32, symbol, timestamp
 from spark_sb_sink.broker.base_link import authorize
 from spark_sb_sink.broker.entities import Queue, Topic
 from spark_sb_sink.broker.faults import CbsAnswer
+from spark_sb_sink.broker.journal import billed
 from spark_sb_sink.broker.namespace import Namespace
 from spark_sb_sink.broker.queue import MessageQueue, RefusedError, Session, Stored
 from spark_sb_sink.broker.security import LISTEN, SEND, TokenRefusedError, place_of
@@ -204,6 +205,9 @@ def _peek(namespace: Namespace, node: Node, body: dict[str, Any]) -> Result:
     count = min(int(body["message-count"]), PEEK_LIMIT)
     session_id = body.get("session-id")
     found = store.peek(int(body["from-sequence-number"]), count, None if session_id is None else str(session_id))
+    # The request has been counted as one operation; an answer of more than 64 KB is more than one.
+    for counters in (namespace.counters, node.entity.counters):
+        counters.management += billed(sum(stored.message.size for stored in found)) - 1
     return (200, _messages(found, tokens=False)) if found else (204, None)
 
 

@@ -273,6 +273,19 @@ def test_management_calls_are_billed(client: Any, namespace: NamespaceHandle, qu
     assert billing(namespace, queue) == {"sends": 1, "receives": 1, "management": 2}
 
 
+def test_a_peek_is_billed_by_what_it_brings_in_steps_of_64_kb(
+    client: Any, namespace: NamespaceHandle, queue: str
+) -> None:
+    with client.get_queue_sender(queue) as sender, client.get_queue_receiver(queue) as receiver:
+        sender.send_messages([message(size=30 * 1024) for _ in range(5)])
+        assert len(receiver.peek_messages(1)) == 1
+        assert billing(namespace, queue) == {"sends": 5, "management": 1}
+        assert len(receiver.peek_messages(5, sequence_number=1)) == 5
+        assert billing(namespace, queue) == {"sends": 5, "management": 1 + 3}, "150 KB"
+        assert receiver.peek_messages(5, sequence_number=99) == []
+        assert billing(namespace, queue) == {"sends": 5, "management": 1 + 3 + 1}
+
+
 def test_each_receive_on_an_empty_queue_is_one_empty_receive(
     client: Any, namespace: NamespaceHandle, queue: str
 ) -> None:
