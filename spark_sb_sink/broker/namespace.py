@@ -207,17 +207,25 @@ class Namespace:
             raise self.disabled(entity.name)
         self._strike(entity, len(members))
         if entity.settings.discard:
-            self._count_in(entity, len(members), len(payload), sum(map(billed, map(len, members))))
-            entity.counters.events[Happened.DISCARDED] += len(members)
-            self.counters.events[Happened.DISCARDED] += len(members)
+            self._discard(entity, members, batch=batch)
             return []
-        try:
-            messages = [sections.incoming(member) for member in members]
-        except sections.MalformedError as error:
-            raise RefusedError("amqp:decode-error", str(error)) from error
+        messages = _read(members)
         self._check(entity, messages, batch=batch)
         self.store(entity, messages, now)
         return messages
+
+    def _discard(self, entity: Queue | Topic, members: list[bytes], *, batch: bool) -> None:
+        """Count and keep nothing. A batch is not looked into, for speed; a ping, which is sent alone, is known as one.
+
+        The journal keeps nothing either.
+        """
+        if not batch and not self.deliver_pings and _read(members)[0].content_type == PING:
+            self._count_in(entity, 1, len(members[0]), 0, billed(len(members[0])))
+            return
+        self._check_room(entity)
+        self._count_in(entity, len(members), sum(map(len, members)), sum(map(billed, map(len, members))))
+        for counters in (self.counters, entity.counters):
+            counters.events[Happened.DISCARDED] += len(members)
 
     def schedule(self, entity: Queue | Topic, payloads: list[bytes]) -> list[Stored | None]:
         """Messages for later, all or none; None for one that was a duplicate or whose time has come already."""
@@ -231,10 +239,7 @@ class Namespace:
                     "amqp:link:message-size-exceeded",
                     f"The received message (size:{len(payload)} bytes) exceeds the limit ({limit} bytes) allowed.",
                 )
-        try:
-            messages = [sections.incoming(payload) for payload in payloads]
-        except sections.MalformedError as error:
-            raise RefusedError("amqp:decode-error", str(error)) from error
+        messages = _read(payloads)
         self._strike(entity, len(messages))
         self._check(entity, messages, batch=len(messages) > 1)
         return [next(iter(self.store(entity, [message], now)), None) for message in messages]
@@ -331,9 +336,12 @@ class Namespace:
                     "amqp:not-allowed",
                     "All messages of a batch to a partitioned entity must have the same session id or partition key.",
                 )
-        only_pings = all(message.content_type == PING for message in messages)
+        if not all(message.content_type == PING for message in messages):
+            self._check_room(entity)
+
+    def _check_room(self, entity: Queue | Topic) -> None:
         full = self.faults.find(FullQuota, entity.name) is not None
-        if not only_pings and (full or entity.size() >= settings.max_size_mb * 1024 * 1024):
+        if full or entity.size() >= entity.settings.max_size_mb * 1024 * 1024:
             raise RefusedError(
                 "amqp:resource-limit-exceeded",
                 f"The maximum entity size of '{entity.name}' has been reached or exceeded; receive or delete messages.",
@@ -360,6 +368,13 @@ class Namespace:
             counters.sends = counters.receives = counters.empty_receives = counters.pings = counters.management = 0
             counters.bytes_in = counters.bytes_out = 0
             counters.events = Counter()
+
+
+def _read(payloads: list[bytes]) -> list[sections.Incoming]:
+    try:
+        return [sections.incoming(payload) for payload in payloads]
+    except sections.MalformedError as error:
+        raise RefusedError("amqp:decode-error", str(error)) from error
 
 
 class InjectedError(RefusedError):

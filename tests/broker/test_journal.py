@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode, ServiceBusSubQueue
+from azure.servicebus.exceptions import ServiceBusQuotaExceededError
 
-from spark_sb_sink.broker import BrokerProcess, ControlError, LoseAck, NamespaceHandle
+from spark_sb_sink.broker import BrokerProcess, ControlError, FullQuota, LoseAck, NamespaceHandle
 from spark_sb_sink.broker.journal import Entry, Happened, Journal, billed
 from tests.broker.faulty import message, quick
 from tests.conftest import await_that
@@ -385,6 +386,21 @@ def test_a_discarding_entity_counts_and_keeps_nothing(client: Any, namespace: Na
         namespace.configure(name, discard=False)
         sender.send_messages(message())
     assert namespace.counts(name)["active"] == 1
+
+
+@one_sdk
+def test_a_discarding_entity_has_pings_and_a_quota_like_any_other(
+    client: Any, namespace: NamespaceHandle, name: str
+) -> None:
+    namespace.create_queue(name, discard=True)
+    with client.get_queue_sender(name) as sender:
+        with namespace.fault(FullQuota(), name):
+            sender.send_messages(ServiceBusMessage(b"", content_type=PING))
+            for refused in (message(), [message(), message()]):
+                with pytest.raises(ServiceBusQuotaExceededError):
+                    sender.send_messages(refused)
+        sender.send_messages([message(), message()])
+    assert billing(namespace, name) == {"pings": 1, "sends": 2}
 
 
 def test_counters_are_kept_for_the_entity_and_for_the_namespace_and_can_be_reset(clocked: NamespaceHandle) -> None:
