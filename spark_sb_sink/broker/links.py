@@ -30,7 +30,8 @@ def attach(connection: "AmqpConnection", link: Any) -> BaseLink | None:
             authorize(connection, LISTEN, entity_path)
         except RefusedError:
             authorize(connection, SEND, entity_path)
-        requests.find(connection.namespace, entity_path)
+        if not connection.check_attach(requests.find(connection.namespace, entity_path).entity.name):
+            return None
         cls = RequestLink if incoming else ResponseLink
         return cls(connection, link, path)
     # First the claim, then whether the entity is there, so that who may not use it does not learn; as the service does

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.exceptions import OperationTimeoutError
+from proton import ProtonException, Timeout
+from proton.utils import BlockingConnection
 
 from spark_sb_sink.broker import (
     BlackHole,
@@ -25,6 +27,7 @@ from spark_sb_sink.broker import (
 )
 from spark_sb_sink.broker.faults import Fault
 from tests.broker.faulty import PATIENCE, Came, Links, message, outcome, quick, two_open, words
+from tests.broker.test_security import own_sas, put_token
 
 CUT = "ServiceBusConnectionError amqp:socket-error"
 INTERNAL = "ServiceBusError amqp:internal-error"
@@ -213,6 +216,29 @@ async def test_a_black_hole_after_attach_answers_until_then(namespace: Namespace
             assert await outcome(_sent(sender, message()), PATIENCE) == "TimeoutError"
             namespace.undo()
     assert namespace.counts(queue)["active"] == 0
+
+
+@pytest.mark.parametrize("fault", [Refuse(), BlackHole()], ids=["refuse", "black hole"])
+def test_a_connection_that_only_manages_an_entity_meets_its_faults_too(
+    namespace: NamespaceHandle, queue: str, fault: Fault
+) -> None:
+    """The Python SDK always has a sender or receiver beside it; the JavaScript one peeks and schedules without."""
+
+    def connect() -> BlockingConnection:
+        connection = BlockingConnection(f"amqp://{namespace.endpoint}", timeout=30, allowed_mechs="ANONYMOUS")
+        assert put_token(connection, f"sb://{namespace.endpoint}/{queue}", own_sas(namespace, queue))[0] == 202
+        return connection
+
+    struck = connect()
+    struck.timeout = PATIENCE if fault == BlackHole() else 30
+    with namespace.fault(fault, queue), pytest.raises(ProtonException) as caught:
+        struck.create_sender(f"{queue}/$management")
+    assert isinstance(caught.value, Timeout) == (fault == BlackHole())
+    with contextlib.suppress(ProtonException):
+        struck.close()
+    after = connect()
+    after.create_sender(f"{queue}/$management")
+    after.close()
 
 
 async def test_two_black_holes_are_undone_one_by_one(namespace: NamespaceHandle, name: str) -> None:
