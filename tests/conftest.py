@@ -8,10 +8,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from delta import configure_spark_with_delta_pip
+from hypothesis import HealthCheck, settings
 from pyspark.sql import SparkSession
 
 from spark_sb_sink.broker import BrokerProcess, NamespaceHandle
 from spark_sb_sink.java import JavaMissingError, require_java
+
+# A machine that is busy with other things makes each example slow, which is no fault of the test.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 # Spark's Python workers are to be of this environment, also where its folder is not on the path.
 os.environ["PYSPARK_PYTHON"] = sys.executable

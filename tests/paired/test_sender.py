@@ -144,7 +144,7 @@ async def test_one_bad_message_is_found_and_the_others_are_sent(tmp_path: Path) 
 
 
 @given(bad=st.sets(st.integers(0, 199), max_size=20), size=st.integers(1, 200))
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 async def test_any_bad_messages_are_found_and_order_is_kept(tmp_path: Path, bad: set[int], size: int) -> None:
     rig = Rig(tmp_path)
     sent = messages(size)
@@ -358,7 +358,7 @@ async def test_a_message_larger_than_a_batch_goes_alone(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(0, 900), min_size=1, max_size=60), st.integers(1000, 3000))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 async def test_batches_never_exceed_the_links_limit_and_keep_order(
     tmp_path: Path, sizes: list[int], limit: int
 ) -> None:
