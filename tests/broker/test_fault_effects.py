@@ -4,15 +4,23 @@ import asyncio
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from azure.servicebus import ServiceBusClient as ServiceBusClientSync
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
-from azure.servicebus.exceptions import MessageLockLostError, ServiceBusConnectionError, ServiceBusServerBusyError
+from azure.servicebus.exceptions import (
+    MessageLockLostError,
+    ServiceBusConnectionError,
+    ServiceBusError,
+    ServiceBusServerBusyError,
+)
 
 from spark_sb_sink.broker import (
+    BlackHole,
     BrokerProcess,
     Busy,
     CutMidBatch,
@@ -22,7 +30,8 @@ from spark_sb_sink.broker import (
     NamespaceHandle,
     Shape,
 )
-from tests.broker.faulty import Came, Links, message, outcome, quick, two_open
+from tests.broker.faulty import PATIENCE, Came, Links, message, outcome, quick, two_open, words
+from tests.broker.sdk import QUICK
 from tests.conftest import await_that
 
 CUT = "ServiceBusConnectionError amqp:socket-error"
@@ -348,3 +357,85 @@ async def test_the_other_namespace_goes_on_while_one_is_stopped(
         broker["secondary"].create_queue("beside-a-stopped-one")
         assert await send(client, "beside-a-stopped-one", message()) == "sent"
     broker["secondary"].delete("beside-a-stopped-one")
+
+
+# The sync SDK
+
+
+def test_the_sync_sdk_meets_the_same(clocked: NamespaceHandle, name: str) -> None:
+    clocked.create_queue(name)
+    with ServiceBusClientSync.from_connection_string(clocked.connection_string, **QUICK) as client:
+
+        def sent(message_id: str) -> str:
+            try:
+                with client.get_queue_sender(name) as sender:
+                    sender.send_messages(message(message_id))
+            except ServiceBusError as error:
+                return words(error)
+            return "sent"
+
+        def ids(count: int) -> list[str]:
+            with client.get_queue_receiver(name) as receiver:
+                found: list[Any] = []
+                while len(found) < count:
+                    found += receiver.receive_messages(count - len(found), max_wait_time=20)
+                for each in found:
+                    receiver.complete_message(each)
+                return [str(each.message_id) for each in found]
+
+        with clocked.fault(Busy(above_rate=0.01), name):
+            assert [sent("1"), sent("2")] == ["sent", "ServiceBusServerBusyError com.microsoft:server-busy"]
+            clocked.advance_clock(100)
+            assert sent("2") == "sent"
+        assert ids(2) == ["1", "2"]
+
+        with clocked.fault(LateVisible(seconds=600), name):
+            assert sent("late") == "sent"
+        assert sent("prompt") == "sent"
+        assert ids(1) == ["prompt"]
+        clocked.advance_clock(600)
+        assert ids(1) == ["late"]
+
+        with clocked.fault(Shape(latency=0.4), name):
+            started = time.monotonic()
+            assert sent("slow") == "sent"
+            assert time.monotonic() - started >= 0.4
+        assert ids(1) == ["slow"]
+
+        clocked.disable(name)
+        assert sent("x") == DISABLED
+        clocked.enable(name)
+        clocked.delete(name)
+        assert sent("x") == GONE
+        clocked.create_queue(name)
+
+        with client.get_queue_sender(name) as sender, client.get_queue_receiver(name) as receiver:
+            sender.send_messages([message("kept"), message("locked")])
+            [first] = receiver.receive_messages(1, max_wait_time=20)
+            assert clocked.expire_locks(name) == 1
+            with pytest.raises(MessageLockLostError):
+                receiver.complete_message(first)
+            clocked.stop()
+            with pytest.raises(ServiceBusConnectionError):
+                sender.send_messages(message("x"))
+        assert sent("x") == CUT
+        clocked.start()
+        assert sorted(ids(2)) == ["kept", "locked"]
+
+
+def test_the_sync_sdk_hangs_in_a_black_hole_until_it_is_undone(namespace: NamespaceHandle, queue: str) -> None:
+    def send() -> str:
+        with ServiceBusClientSync.from_connection_string(namespace.connection_string, retry_total=0) as client:
+            try:
+                client.get_queue_sender(queue).send_messages(message())
+            except ServiceBusError as error:
+                return words(error)
+        return "sent"
+
+    for hole in (BlackHole(), BlackHole("attach")):
+        with ThreadPoolExecutor(1) as pool:
+            with namespace.fault(hole, queue):
+                hanging = pool.submit(send)
+                assert wait([hanging], PATIENCE).not_done
+            assert hanging.result(60) != "sent"
+    assert namespace.counts(queue)["active"] == 0
