@@ -229,7 +229,8 @@ class AmqpConnection(asyncio.Protocol):
             self._engine.open()
             if self._deadline is not None:
                 self._deadline.cancel()
-            self._arm_tick()
+            if self._tick is None:  # a peer can send an open more than once
+                self._arm_tick()
         elif kind is Event.CONNECTION_REMOTE_CLOSE:
             self._engine.close()
         elif kind is Event.TRANSPORT_ERROR:

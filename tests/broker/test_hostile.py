@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import functools
+import gc
 import os
 import random
 import socket
 import ssl
 import struct
 import threading
+import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +22,13 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from proton import Message, int32, symbol
 
 from spark_sb_sink.broker import BrokerProcess, NamespaceHandle
+from spark_sb_sink.broker.base_link import BaseLink
+from spark_sb_sink.broker.connection import AmqpConnection
+from spark_sb_sink.broker.frames import FrameWatcher
+from spark_sb_sink.broker.queue import MessageQueue
 from spark_sb_sink.broker.server import Broker, Spec
+from spark_sb_sink.broker.settings import Settings
+from spark_sb_sink.broker.shaping import Shaper
 from tests.broker.test_security import own_sas
 from tests.conftest import await_that
 
@@ -530,6 +539,39 @@ def test_a_thousand_hostile_streams_leave_nothing_behind(victim: BrokerProcess) 
     with Others(namespace) as after:
         await_that(lambda: after.rounds > 3 or after.error)
     assert after.error is None
+
+
+async def test_no_object_of_a_hostile_peer_stays_alive() -> None:
+    """Looks inside, where a process that has grown once has room to hide what a few hundred peers leave behind."""
+    broker = Broker()
+    await broker.start([Spec("victim")])
+    hosted = broker.hosted["victim"]
+
+    async def rounds(count: int) -> int:
+        for queue, settings in (("target", Settings()), ("target-sessions", Settings(requires_session=True))):
+            hosted.namespace.create_queue(queue, settings)
+        await attack_all(making, MAKERS * count)
+        async with asyncio.timeout(60):
+            while hosted.listener.connections or hosted.listener.sniffers or hosted.http.connections:
+                await asyncio.sleep(0.02)
+        for queue in ("target", "target-sessions"):
+            hosted.namespace.delete(queue)
+        hosted.namespace.journal.clear()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        making = Making(NamespaceHandle("victim", **broker.ready()["victim"]), random.Random(SEED))
+        before, after = await rounds(2), await rounds(4)
+        of_peers = (AmqpConnection, BaseLink, FrameWatcher, MessageQueue, Shaper)
+        alive = Counter(type(each).__name__ for each in gc.get_objects() if isinstance(each, of_peers))
+        assert alive == {}
+        grown = after - before
+        assert grown < 128 * 1024, f"{grown / 1024:.0f} KB more after {4 * len(MAKERS)} more streams"
+    finally:
+        tracemalloc.stop()
+        await broker.close()
 
 
 @pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
