@@ -12,9 +12,6 @@ belong. Durations are texts such as `"1m"`, `"15m"`, `"0s"`, `"250ms"`, or numbe
 misspelt, a value out of range and options that contradict each other are each one sentence that names the key, what it
 got and what it takes.
 
-`entity`, `max_in_flight`, `state`, `ledger` and `enable_syphon` are read now and take effect with the sink; `ttl`,
-`long_poll`, `max_rate`, `settle_time` and `syphon_tasks` with the syphon.
-
 | option | takes | default | what it is for |
 | --- | --- | --- | --- |
 """

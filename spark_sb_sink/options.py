@@ -164,7 +164,8 @@ class Options(BaseModel):
         Pairing.REQUIRED,
         takes="required, best-effort or assume",
         about="required: all backlog queues are found or made before the first send. best-effort: an unreachable "
-        "secondary is a warning. assume: they are there; no administration calls, no Manage claim.",
+        "secondary is a warning, and pairing is tried again each minute. assume: they are there; no administration "
+        "calls, no Manage claim.",
     )
     send_timeout: Duration = option(
         10.0,
@@ -183,7 +184,8 @@ class Options(BaseModel):
     max_links: Count = option(
         64,
         takes="a whole number from 2, one for each side, to 5000, which a namespace allows in all",
-        about="How many sender links, each a connection, a worker process keeps open.",
+        about="How many sender links, each a connection, a worker process keeps open; entities beyond that take turns. "
+        "A ping has a link of its own.",
         ge=2,
         le=5000,
     )
@@ -196,8 +198,8 @@ class Options(BaseModel):
     ledger: Ledger = option(
         Ledger.AUTO,
         takes="auto or every-batch",
-        about="auto: batches with something to tell, and one a minute. every-batch: all, and finished ones are "
-        "skipped when they are replayed.",
+        about="auto: micro-batches with something to tell (any route but the primary, any change of state, a failure); "
+        "a healthy one writes nothing. every-batch: all, and finished ones are skipped when they are replayed.",
     )
     enable_syphon: bool = option(
         False,
