@@ -221,7 +221,8 @@ def _may_be_stale(kind: Kind, phase: Phase) -> bool:
 
 _WAIT = re.compile(
     r"(?:wait(?:ing)?(?:\s+for)?(?:\s+at\s+least)?|(?:retry|try again)[\s-]+(?:after|in))[:\s]+"
-    r"(\d{1,9}(?:\.\d{1,3})?)\s*(ms\b|milliseconds?|s\b|secs?\b|seconds?|m\b|mins?\b|minutes?)?",
+    r"(\d{1,2}:\d{2}:\d{2}\b|\d{1,9}(?:\.\d{1,3})?)"
+    r"\s*(ms\b|milliseconds?|s\b|secs?\b|seconds?|m\b|mins?\b|minutes?|h\b|hours?)?",
     re.I,
 )
 
@@ -230,10 +231,17 @@ def throttle_wait(text: str) -> float:
     """Seconds to wait when throttled: ten, or what the text asks for if that is more ("Please wait 20 seconds …")."""
     asked = 0.0
     for number, unit in _WAIT.findall(text):
-        unit = unit.lower()
-        factor = 0.001 if unit.startswith(("ms", "milli")) else 60.0 if unit.startswith("m") else 1.0
-        asked = max(asked, float(number) * factor)
+        seconds = 0.0
+        for part in number.split(":"):  # a TimeSpan as .NET writes it, or a number
+            seconds = seconds * 60 + float(part)
+        asked = max(asked, seconds * _seconds_of(unit.lower()))
     return min(max(asked, THROTTLE_WAIT), LONGEST_THROTTLE_WAIT)
+
+
+def _seconds_of(unit: str) -> float:
+    if unit.startswith(("ms", "milli")):
+        return 0.001
+    return {"m": 60.0, "h": 3600.0}.get(unit[:1], 1.0)
 
 
 def _claim(text: str) -> str | None:
