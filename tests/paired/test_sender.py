@@ -6,15 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus._pyamqp.error import MessageException
 from azure.servicebus.exceptions import (
     MessageSizeExceededError,
-    MessagingEntityDisabledError,
     MessagingEntityNotFoundError,
-    OperationTimeoutError,
     ServiceBusAuthorizationError,
-    ServiceBusCommunicationError,
     ServiceBusConnectionError,
     ServiceBusError,
     ServiceBusQuotaExceededError,
@@ -29,17 +25,6 @@ from spark_sb_sink.failover import Health, SendFailed, SendSucceeded
 from spark_sb_sink.transport import LinkLimits, MemoryLink, MemoryTransport, Side
 from tests.paired.support import BACKLOG, Rig, ids, messages
 
-ENTITY_FAULTS: dict[str, Any] = {
-    "connection": ServiceBusConnectionError,
-    "communication": ServiceBusCommunicationError,
-    "timeout": OperationTimeoutError,
-    "our deadline": TimeoutError,
-    "internal error": lambda: ServiceBusError("x", condition=b"amqp:internal-error"),
-    "disabled": MessagingEntityDisabledError,
-    "quota": ServiceBusQuotaExceededError,
-    "socket": lambda: ConnectionResetError("reset"),
-}
-
 
 def rejection(condition: bytes) -> ServiceBusError:
     """What the SDK makes of a rejected disposition."""
@@ -53,25 +38,6 @@ async def test_healthy_messages_go_to_the_primary_in_order_and_unchanged(tmp_pat
     assert rig.primary() == sent
     assert (report.primary, report.total, report.changes) == (10_000, 10_000, ())
     assert report.transfers == 3  # 4,500 messages at most in one
-
-
-@pytest.mark.parametrize("interval", [0.0, 2.0, 60.0])
-@pytest.mark.parametrize("kind", ENTITY_FAULTS)
-async def test_an_entity_fault_diverts_when_the_interval_is_over_and_loses_nothing(
-    tmp_path: Path, kind: str, interval: float
-) -> None:
-    rig = Rig(tmp_path, interval=interval)
-    rig.fail_primary(ENTITY_FAULTS[kind])
-    begun = rig.clock.now()
-    report = await rig.send(messages(100))
-    assert (report.primary, report.backlog) == (0, 100)
-    assert rig.clock.now() - begun == pytest.approx(interval)
-    assert [change.after for change in report.changes] == (
-        [Health.FAILED_OVER] if not interval else [Health.SUSPECT, Health.FAILED_OVER]
-    )
-    restored = [restore(message) for message in rig.backlogged()]
-    assert [one.message for one in restored] == messages(100)
-    assert {one.path for one in restored} == {"orders"}
 
 
 async def test_a_fault_that_heals_within_the_interval_diverts_nothing(tmp_path: Path) -> None:
@@ -93,41 +59,12 @@ async def test_the_waits_between_attempts_grow_and_differ(tmp_path: Path) -> Non
     assert len(waits) < 60
 
 
-async def test_throttling_waits_and_never_diverts_however_long(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, interval=0.0)
-    rig.fail_primary(ServiceBusServerBusyError)
-    rig.clock.on_sleep = lambda seconds: rig.heal() if rig.clock.now() > 1000 + 3600 else None
-    report = await rig.send(messages(5))
-    assert (report.primary, report.backlog, report.changes) == (5, 0, ())
-    assert set(rig.clock.waited) == {10.0}
-
-
 async def test_the_service_may_ask_for_a_longer_wait(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.fail_primary(lambda: ServiceBusServerBusyError(message="Please wait 25 seconds and try again."))
     rig.clock.on_sleep = lambda seconds: rig.heal()
     await rig.send(messages(1))
     assert rig.clock.waited == [25.0]
-
-
-@pytest.mark.parametrize(
-    "error",
-    [ServiceBusAuthorizationError, lambda: ClientAuthenticationError("refused")],
-)
-async def test_what_is_misconfigured_is_reported_and_never_diverted(tmp_path: Path, error: Any) -> None:
-    rig = Rig(tmp_path, interval=0.0)
-    rig.fail_primary(error)
-    sender = rig.sender()
-    await sender.send(messages(3))
-    await sender.send(messages(2))
-    report = sender.report()
-    assert (report.primary, report.backlog, report.abandoned) == (0, 0, 5)
-    assert report.error is not None
-    text = str(report.error)
-    assert "orders" in text
-    assert "primary.example" in text
-    assert "Send" in text
-    assert rig.board.view("orders").health is Health.HEALTHY
 
 
 async def test_one_bad_message_is_found_and_the_others_are_sent(tmp_path: Path) -> None:
