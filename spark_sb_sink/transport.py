@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Protocol
 
 from spark_sb_sink.amqp import split_sections
+from spark_sb_sink.errors import ClosedError
 
 
 class Side(Enum):
@@ -54,10 +55,16 @@ class Transport(Protocol):
     async def close(self) -> None: ...
 
 
+class TooLargeError(Exception):
+    """What a link in memory says of more bytes than it takes, by the condition that a broker has for that."""
+
+    condition = "amqp:link:message-size-exceeded"
+
+
 @dataclass
 class MemoryTransport:
-    """Keeps what it is sent. `fail` is asked before each call and may raise; `refuse` may name an error for a message,
-    and then nothing of its transfer is kept."""
+    """Keeps what it is sent. `fail` is asked before each call and may raise, and a link that failed so is broken;
+    `refuse` may name an error for a message, and then nothing of its transfer is kept and the link lives."""
 
     limits: LinkLimits = LinkLimits(256 * 1024, 256 * 1024)
     fail: Callable[[str, Side, str], None] = field(default=lambda what, side, path: None)
@@ -67,17 +74,25 @@ class MemoryTransport:
     transfers: int = 0
     opened: int = 0
     closed: int = 0
+    ended: bool = False
 
     async def open(self, side: Side, path: str) -> "MemoryLink":
-        self.fail("open", side, path)
+        self._ask("open", side, path)
         self.opened += 1
         return MemoryLink(self, side, path)
 
     async def ping_by_link(self, side: Side, path: str) -> None:
-        self.fail("ping", side, path)
+        """Sends nothing, as there is nothing to attach."""
+        self._ask("ping", side, path)
+
+    def _ask(self, what: str, side: Side, path: str) -> None:
+        if self.ended:
+            raise ClosedError(f"The {side.value} side of the pair")
+        self.fail(what, side, path)
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """From now on no link opens."""
+        self.ended = True
 
 
 @dataclass
@@ -88,13 +103,23 @@ class MemoryLink:
     side: Side
     path: str
     broken: bool = False
+    closed: bool = False
 
     @property
     def limits(self) -> LinkLimits:
         return self.transport.limits
 
     async def send(self, payload: bytes, *, batch: bool) -> None:
-        self.transport.fail("send", self.side, self.path)
+        if self.closed or self.broken:
+            raise ClosedError(f"The link to {self.path}")
+        try:
+            self.transport.fail("send", self.side, self.path)
+        except BaseException:
+            self.broken = True
+            raise
+        most = self.limits.max_batch_size if batch else self.limits.max_message_size
+        if len(payload) > most:
+            raise TooLargeError(f"{len(payload)} bytes, the link takes {most}")
         found = members(payload) if batch else [payload]
         for error in map(self.transport.refuse, found):
             if error is not None:
@@ -104,7 +129,8 @@ class MemoryLink:
         self.transport.sent[self.side, self.path] += found
 
     async def close(self) -> None:
-        self.transport.closed += 1
+        self.transport.closed += not self.closed
+        self.closed = True
 
 
 def members(payload: bytes) -> list[bytes]:

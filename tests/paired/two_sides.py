@@ -53,17 +53,25 @@ class TwoSides:
 
     async def receive_backlog(self) -> list[bytes]:
         """The payloads in the backlog, queue by queue, as the broker delivers them."""
-        found: list[bytes] = []
-        async with ServiceBusClient.from_connection_string(self.secondary.connection_string, retry_total=0) as client:
-            for queue in self.backlog_queues:
-                receiver = RawReceiver(client, queue)
-                await receiver.open()
-                for _ in range(self.secondary.counts(queue)["active"]):
-                    deliveries = await receiver.receive(1, 10)
-                    found += [delivery.payload for delivery in deliveries]
-                    await receiver.settle(deliveries, COMPLETE)
-                await receiver.close()
-        return found
+        return await _received(self.secondary, self.backlog_queues)
+
+    async def receive_primary(self) -> list[bytes]:
+        """The payloads in the entity, as the broker delivers them."""
+        return await _received(self.primary, [self.entity])
+
+
+async def _received(namespace: NamespaceHandle, queues: list[str]) -> list[bytes]:
+    found: list[bytes] = []
+    async with ServiceBusClient.from_connection_string(namespace.connection_string, retry_total=0) as client:
+        for queue in queues:
+            receiver = RawReceiver(client, queue)
+            await receiver.open()
+            for _ in range(namespace.counts(queue)["active"]):
+                deliveries = await receiver.receive(1, 10)
+                found += [delivery.payload for delivery in deliveries]
+                await receiver.settle(deliveries, COMPLETE)
+            await receiver.close()
+    return found
 
 
 def _stored(namespace: NamespaceHandle, entity: str) -> Counter[str]:
