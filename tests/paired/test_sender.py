@@ -151,8 +151,9 @@ async def test_a_failed_backlog_queue_is_left_for_another_and_comes_back_after_i
     await rig.send(messages(1))
     [first] = [path for side, path in rig.memory.sent if side is Side.SECONDARY]
     dead.add(first)
-    report = await rig.send(messages(2))
-    assert report.backlog == 2
+    report = await rig.send(messages(5, start=1))
+    assert report.backlog == 5
+    assert ids([restore(message).message for message in rig.backlogged()]) == [f"m{n}" for n in range(6)]
     assert first not in [
         f"{BACKLOG}{queue.queue}" for queue in rig.board.snapshot().queues if not queue.is_out(rig.clock.now())
     ]
@@ -195,6 +196,22 @@ async def test_when_all_backlog_queues_throttle_it_waits(tmp_path: Path) -> None
     report = await rig.send(messages(1))
     assert report.backlog == 1
     assert 10.0 in rig.clock.waited
+
+
+async def test_a_throttled_backlog_may_ask_for_a_longer_wait(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, interval=0.0)
+    busy = [True]
+
+    def fail(what: str, side: Side, path: str) -> None:
+        if side is Side.PRIMARY:
+            raise ServiceBusConnectionError
+        if what == "send" and busy[0]:
+            raise ServiceBusServerBusyError(message="Please wait 25 seconds and try again.")
+
+    rig.memory.fail = fail
+    rig.clock.on_sleep = lambda seconds: busy.__setitem__(0, seconds == 0.0)
+    report = await rig.send(messages(3))
+    assert (report.backlog, [waited for waited in rig.clock.waited if waited]) == (3, [25.0])
 
 
 async def test_all_queues_out_reports_overflow_with_every_queues_last_error(tmp_path: Path) -> None:

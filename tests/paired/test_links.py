@@ -1,0 +1,104 @@
+"""The links of one process, over a network in memory: who gets one, which are closed, and what a cap means."""
+
+import asyncio
+
+import pytest
+from azure.servicebus.exceptions import ServiceBusConnectionError
+
+from spark_sb_sink.errors import ClosedError
+from spark_sb_sink.links import RECYCLE_AFTER, Links
+from spark_sb_sink.transport import Link, MemoryTransport, Side
+from tests.paired.support import FakeClock
+
+
+class Kept:
+    """Links and what is below them."""
+
+    def __init__(self, most: int = 4) -> None:
+        self.memory = MemoryTransport()
+        self.clock = FakeClock()
+        self.links = Links(self.memory, most, self.clock.now)
+
+    async def touch(self, entity: str) -> Link:
+        async with self.links.use(Side.PRIMARY, entity) as lent:
+            return lent.link
+
+    async def open_now(self) -> int:
+        await asyncio.sleep(0)  # closes go on by themselves
+        assert self.links.open_count == self.memory.opened - self.memory.closed
+        return self.links.open_count
+
+
+async def test_a_link_thrown_away_late_does_not_take_the_one_in_its_place_with_it() -> None:
+    kept = Kept()
+    first = await kept.touch("orders")
+    await kept.links.discard(Side.PRIMARY, "orders", first)
+    second = await kept.touch("orders")
+    await kept.links.discard(Side.PRIMARY, "orders", first)
+    assert second is not first
+    assert await kept.touch("orders") is second
+    assert await kept.open_now() == 1
+
+
+async def test_a_link_that_broke_while_nobody_used_it_is_replaced_and_counts_as_new() -> None:
+    kept = Kept()
+    first = await kept.touch("orders")
+    first.broken = True  # type: ignore[misc]  # a link in memory
+    kept.clock.time += 300
+    async with kept.links.use(Side.PRIMARY, "orders") as lent:
+        assert lent.link is not first
+        assert lent.idle == 0
+    assert await kept.open_now() == 1
+
+
+async def test_openings_that_fail_use_up_no_room() -> None:
+    kept = Kept(most=2)
+
+    def fail(what: str, side: Side, path: str) -> None:
+        if path == "dead":
+            raise ServiceBusConnectionError
+
+    kept.memory.fail = fail
+    for _ in range(5):
+        with pytest.raises(ServiceBusConnectionError):
+            await kept.touch("dead")
+    async with asyncio.timeout(20):
+        for entity in ("a", "b", "c"):
+            await kept.touch(entity)
+    assert await kept.open_now() == 2
+
+
+async def test_a_link_in_use_is_never_closed_to_make_room_and_who_waits_gets_the_next_free_one() -> None:
+    kept = Kept(most=2)
+    async with kept.links.use(Side.PRIMARY, "a") as one:
+        async with kept.links.use(Side.SECONDARY, "b"):
+            waiting = asyncio.create_task(kept.touch("c"))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not waiting.done()
+            assert kept.memory.closed == 0
+        async with asyncio.timeout(20):
+            await waiting
+        assert await kept.open_now() == 2
+    assert await kept.touch("a") is one.link
+
+
+async def test_only_links_idle_for_long_are_recycled_and_none_in_use() -> None:
+    kept = Kept()
+    await kept.touch("idle")
+    async with kept.links.use(Side.PRIMARY, "used"):
+        kept.clock.time += RECYCLE_AFTER - 1
+        await kept.links.recycle()
+        assert await kept.open_now() == 2
+        kept.clock.time += 1
+        await kept.links.recycle()
+        assert await kept.open_now() == 1
+
+
+async def test_a_link_in_use_when_all_are_closed_is_closed_when_it_is_given_back() -> None:
+    kept = Kept()
+    async with kept.links.use(Side.PRIMARY, "orders"):
+        await kept.links.close()
+    assert await kept.open_now() == 0
+    with pytest.raises(ClosedError):
+        await kept.touch("orders")
