@@ -121,9 +121,11 @@ class Links:
                     if not doubtful:
                         await self._room.wait()
                         continue
-                    # Looks again by itself, as a link that was just used is not so for ever.
+                    # Looks again by itself, as a link that was just used is not so for ever. Not with wait_for, which
+                    # up to Python 3.11 forgets a cancellation that comes at the moment of being notified.
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._room.wait(), JUST_USED)
+                        async with asyncio.timeout(JUST_USED):
+                            await self._room.wait()
             finally:
                 self._wanting -= 1
             self._check()

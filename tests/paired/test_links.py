@@ -7,7 +7,7 @@ from azure.servicebus.exceptions import ServiceBusConnectionError
 
 from spark_sb_sink.errors import ClosedError
 from spark_sb_sink.links import RECYCLE_AFTER, Links
-from spark_sb_sink.transport import Link, MemoryTransport, Side
+from spark_sb_sink.transport import Link, MemoryLink, MemoryTransport, Side
 from tests.paired.support import FakeClock
 
 
@@ -81,6 +81,35 @@ async def test_a_link_in_use_is_never_closed_to_make_room_and_who_waits_gets_the
             await waiting
         assert await kept.open_now() == 2
     assert await kept.touch("a") is one.link
+
+
+async def test_entities_that_fail_get_three_quarters_of_the_links_and_the_others_never_wait_for_them() -> None:
+    never = asyncio.Event()
+
+    class Hanging(MemoryTransport):
+        async def open(self, side: Side, path: str) -> MemoryLink:
+            if path.startswith("dead"):
+                self.opened += 1
+                await never.wait()
+            return await super().open(side, path)
+
+    memory = Hanging()
+    links = Links(memory, 4, FakeClock().now)
+
+    async def ask(entity: str) -> None:
+        async with links.use(Side.PRIMARY, entity, doubtful=True):
+            pass
+
+    dead = [asyncio.create_task(ask(f"dead-{number}")) for number in range(8)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert memory.opened == 3
+    async with asyncio.timeout(20), links.use(Side.PRIMARY, "healthy"):
+        pass
+    for task in dead:
+        task.cancel()
+    await asyncio.gather(*dead, return_exceptions=True)
+    assert links.open_count == 1
 
 
 async def test_only_links_idle_for_long_are_recycled_and_none_in_use() -> None:
