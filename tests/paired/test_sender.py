@@ -325,6 +325,7 @@ async def test_batches_never_exceed_the_links_limit_and_keep_order(
     assert rig.primary() == sent
     assert max(largest) <= limit
     assert report.primary == len(sent)
+    assert report.transfers == rig.memory.transfers, "a batch was over the limit, and had to be halved"
 
 
 async def test_a_partitioned_entity_gets_batches_of_one_key_in_order(tmp_path: Path) -> None:
