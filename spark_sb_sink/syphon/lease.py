@@ -41,26 +41,27 @@ class Lease:
         until = now + FOR_SECONDS
         self._state.make(LEASE)
         # Asked and answered in one transaction: of two that find it free, one fails.
-        taken = self._update(until, "(until < :now OR holder = :holder)", now=_moment(now))
-        if not taken and self._state.read(LEASE).where(f"name = '{self._name}'").isEmpty():
-            self._state.note_lease(self._name, _moment(0))
-            taken = self._update(until, "(until < :now OR holder = :holder)", now=_moment(now))
+        free = f"(until < {_moment(now)} OR holder = {_text(self._holder)})"
+        taken = self._update(until, free)
+        if not taken and self._state.read(LEASE).where(f"name = {_text(self._name)}").isEmpty():
+            self._state.note_lease(self._name, datetime.fromtimestamp(0, UTC))
+            taken = self._update(until, free)
         self._until = until if taken else 0.0
         return taken
 
     def give_back(self) -> None:
         """So that another need not wait."""
         if self._until:
-            self._update(0.0, "holder = :holder")
+            self._update(0.0, f"holder = {_text(self._holder)}")
             self._until = 0.0
 
-    def _update(self, until: float, condition: str, **values: object) -> bool:
+    def _update(self, until: float, condition: str) -> bool:
         """Whether the row was ours to change. Two rows, made at the same moment, are changed as one."""
         try:
             done = self._spark.sql(
-                f"UPDATE {self._state.sql_name(LEASE)} SET holder = :holder, until = :until "  # noqa: S608 - our own words
-                f"WHERE name = '{self._name}' AND {condition}",
-                {"holder": self._holder, "until": _moment(until), **values},
+                f"UPDATE {self._state.sql_name(LEASE)} "  # noqa: S608 - Delta takes no parameters; texts are quoted
+                f"SET holder = {_text(self._holder)}, until = {_moment(until)} "
+                f"WHERE name = {_text(self._name)} AND {condition}"
             ).first()
         except PySparkException as error:
             if "Concurrent" not in type(error).__name__ + str(error):
@@ -69,5 +70,10 @@ class Lease:
         return done is not None and int(done[0]) > 0
 
 
-def _moment(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
+def _moment(seconds: float) -> str:
+    return f"timestamp_millis({int(seconds * 1000)})"
+
+
+def _text(value: str) -> str:
+    quoted = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{quoted}'"
