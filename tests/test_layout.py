@@ -32,11 +32,10 @@ TEST_COMMAND = "python -m venv .venv && .venv/bin/pip install -e '.[test]' && .v
 
 
 def library_files() -> list[Path]:
-    """All modules but the broker and the commands that run it."""
+    """All modules but the broker, the command that runs it, and the demo on it."""
     apart = {PACKAGE / "commands" / "broker.py"}
-    return [
-        path for path in sorted(PACKAGE.rglob("*.py")) if path not in apart and PACKAGE / "broker" not in path.parents
-    ]
+    folders = {PACKAGE / "broker", PACKAGE / "demo"}
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if path not in apart and not folders & {*path.parents}]
 
 
 def module_name(path: Path) -> str:
