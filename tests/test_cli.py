@@ -219,13 +219,6 @@ class TestRefusals:
         assert done.stderr
         assert "Traceback" not in done.stderr
 
-    def test_of_the_demo_say_that_it_comes_later(self) -> None:
-        done = run("demo")
-        assert done.returncode == 2
-        assert done.stdout == ""
-        assert done.stderr.startswith("spark-sb-sink: the demo comes with a later version")
-        assert done.stderr.count("\n") == 1
-
 
 def test_help_names_the_commands() -> None:
     done = run("--help")
