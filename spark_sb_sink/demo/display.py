@@ -12,6 +12,7 @@ from typing import Protocol, Self, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +23,7 @@ PLAIN_EVERY = 5.0
 """Seconds between lines of numbers where nothing can be drawn."""
 PLAIN_WIDTH = 78
 WIDEST = 100
+ROOM_FOR_ALL = 72
 _STYLES = {
     Health.HEALTHY: "green",
     Health.SUSPECT: "yellow",
@@ -122,7 +124,7 @@ class LiveDisplay:
             self._console.print(Text(first[:6], "dim") + Text(first[6:]))
             for more in rest:
                 self._console.print(Text(more))
-        self._live.update(picture(self._scene.view()), refresh=True)
+        self._live.update(picture(self._scene.view(), self._console.width), refresh=True)
 
     def say(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -156,27 +158,29 @@ def numbers(view: View) -> str:
     )
 
 
-def picture(view: View) -> RenderableType:
+def picture(view: View, width: int) -> RenderableType:
+    """What stays below the story."""
+    head = Rule(Text(f"{clock(view.at)}  {view.doing}", "bold"), align="left", style="dim")
+    if not view.acknowledged.rows:
+        return Group(Text(""), head)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("entity")
-    table.add_column("", style="dim")
+    table.add_column("entity", no_wrap=True)
+    if width >= ROOM_FOR_ALL:
+        table.add_column("", style="dim")
     table.add_column("state", min_width=11)
-    for name in ("primary", "backlog", "overflow", "drained"):
+    routes = [route for route in ("primary", "backlog", "overflow") if width >= ROOM_FOR_ALL or route != "overflow"]
+    for name in (*routes, "drained"):
         table.add_column(name, justify="right", min_width=8)
     for line in view.entities:
         table.add_row(
             line.target.name,
-            line.target.kind,
+            *([line.target.kind] if width >= ROOM_FOR_ALL else []),
             Text(line.health.value, _STYLES[line.health]),
-            f"{line.counts.primary:,}",
-            f"{line.counts.backlog:,}",
-            f"{line.counts.overflow:,}",
+            *(f"{getattr(line.counts, route):,}" for route in routes),
             f"{line.drained:,}",
         )
-    foot = Text()
-    foot.append(f"sent {view.acknowledged.rows:,}   {view.rate:,.0f}/s   backlog depth {view.depth:,} ")
-    foot.append(bar(view.depth, view.deepest, 20), "yellow")
-    head = Text(f"{clock(view.at)}  ", "dim") + Text(view.doing, "bold")
+    foot = Text(f"sent {view.acknowledged.rows:,}   {view.rate:,.0f}/s   backlog depth {view.depth:,} ")
+    foot.append(bar(view.depth, view.deepest, max(1, min(30, width - len(foot) - 1))), "yellow")
     return Group(Text(""), head, table, foot)
 
 
