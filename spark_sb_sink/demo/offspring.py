@@ -88,12 +88,13 @@ def _by_ps() -> dict[int, Process]:
     ps = shutil.which("ps")
     if ps is None:
         return {}
-    done = subprocess.run(  # noqa: S603
-        [ps, "-A", "-o", "pid=,ppid=,stat=,lstart="], capture_output=True, text=True, timeout=10, check=False
-    )
+    with subprocess.Popen(  # noqa: S603
+        [ps, "-A", "-o", "pid=,ppid=,stat=,lstart="], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as asked:
+        told, _ = asked.communicate()
     found = {}
-    for line in done.stdout.splitlines():
+    for line in told.splitlines():
         fields = line.split(None, 3)
-        if len(fields) == 4 and not fields[2].startswith("Z"):
+        if len(fields) == 4 and not fields[2].startswith("Z") and int(fields[0]) != asked.pid:
             found[int(fields[0])] = Process(int(fields[0]), int(fields[1]), fields[3].strip())
     return found
