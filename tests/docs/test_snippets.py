@@ -19,8 +19,8 @@ from tests.test_conf import ENVIRONMENT
 FOR_PEOPLE = frozenset({"", "text"})
 """Drawings, and what programs print."""
 IN_SPARK = frozenset({"python", "sql"})
-# So that nobody waits for a drain to be sure, or for a poll.
-SOON = 'settle_time = "0s"\nlong_poll = "2s"\n'
+SOON = {"settle_time": "0s", "long_poll": "2s"}
+"""So that nobody waits for a drain to be sure, or for a poll."""
 SUBMIT = Path(sys.executable).with_name("spark-submit")
 
 
@@ -79,7 +79,7 @@ def test_every_python_and_sql_block_runs_and_orders_arrive(broker: BrokerProcess
     # As on a reader's machine: connection strings in the environment, conf/ and jobs/ where one works.
     (tmp_path / "conf").mkdir()
     for path in (ROOT / "conf").glob("*.toml"):
-        (tmp_path / "conf" / path.name).write_text(SOON + path.read_text(encoding="utf-8"))
+        (tmp_path / "conf" / path.name).write_text(_soon(path.read_text(encoding="utf-8")))
     trusted = tmp_path / "ca.pem"
     trusted.write_text("".join(dict.fromkeys(Path(side.ca_file).read_text() for side in (primary, secondary))))
     shown = [[block for block in blocks_of(page) if block.language in IN_SPARK] for page in pages()]
@@ -103,6 +103,11 @@ def test_every_python_and_sql_block_runs_and_orders_arrive(broker: BrokerProcess
     failures = json.loads((tmp_path / "failures.json").read_text())
     assert failures == [], "\n".join(failures)
     assert {"o-1", "o-2"} <= primary.tally("orders").keys()
+
+
+def _soon(conf: str) -> str:
+    rest = [line for line in conf.splitlines() if line.partition("=")[0].strip() not in SOON]
+    return "\n".join([*(f'{key} = "{value}"' for key, value in SOON.items()), *rest])
 
 
 def _as_dict(block: Block) -> dict[str, object]:
