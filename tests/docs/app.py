@@ -5,10 +5,11 @@ is given here and nowhere else: `spark`, `rows`, `metrics`, a table `orders`, pa
 """
 
 import json
+import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,18 @@ from spark_sb_sink.sink import ServiceBusSink
 from spark_sb_sink.syphon.query import RunningSyphon
 
 STATE = "/lake/servicebus"
+THRIFTY = {"spark.databricks.delta.snapshotPartitions": "1"}
+"""Delta takes 50 tasks to read the log of a table with two rows."""
 OUR_OWN = "spark-sb-sink-"
 """What the names of the syphon's queries start with: they have no end to wait for."""
 
 
-_ENDS: dict[type, Callable[[Any], None]] = {RunningSyphon: RunningSyphon.stop, ServiceBusSink: ServiceBusSink.close}
+def _stop(running: RunningSyphon) -> None:
+    if running.active:
+        running.stop()
+
+
+_ENDS: dict[type, Callable[[Any], None]] = {RunningSyphon: _stop, ServiceBusSink: ServiceBusSink.close}
 
 
 class Rows:
@@ -57,15 +65,16 @@ class Metrics:
 class Reader:
     """Runs the blocks of pages, and remembers what went wrong."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tables: Iterable[str]) -> None:
+        """`tables`: those of the option state that SQL asks for."""
         self._folder = folder
         self._spark = local_session(
-            "the pages", delta=True, cores=4, **{"spark.sql.warehouse.dir": str(folder / "warehouse")}
+            "the pages", delta=True, cores=4, **THRIFTY, **{"spark.sql.warehouse.dir": str(folder / "warehouse")}
         )
         self._spark.sql("create table orders (order_id string, customer_id long, amount double) using delta")
         self._spark.sql("insert into orders values ('o-1', 7, 9.5), ('o-2', 8, 0.5)")
         state = delta_state.DeltaState(self._spark, self._placed(STATE, 0))
-        for table in delta_state._COLUMNS:
+        for table in tables:
             state.make(table)
 
     def _placed(self, code: str, line: int) -> str:
@@ -108,8 +117,10 @@ class Reader:
 def main() -> None:
     folder = Path(sys.argv[1])
     print(time.strftime("%X"), "begun", file=sys.stderr)
-    reader = Reader(folder)
-    failures = [failure for page in json.load(sys.stdin) for failure in reader.page(page)]
+    pages = json.load(sys.stdin)
+    named = {name for page in pages for block in page for name in re.findall(rf"{STATE}/(\w+)`", block["code"])}
+    reader = Reader(folder, sorted(named))
+    failures = [failure for page in pages for failure in reader.page(page)]
     print(time.strftime("%X"), "done", file=sys.stderr)
     (folder / "failures.json").write_text(json.dumps(failures))
 
