@@ -1,10 +1,9 @@
 """`python -m tests.bench NAME [--json]`: benchmarks, each a program of its own."""
 
+import importlib
 import sys
 
-from tests.bench import broker
-
-PROGRAMS = {"broker": broker.main}
+PROGRAMS = ("broker", "sink")
 
 
 def main() -> int:
@@ -12,7 +11,7 @@ def main() -> int:
     if len(sys.argv) < 2 or sys.argv[1] not in PROGRAMS:
         print(f"usage: python -m tests.bench NAME [--json] …, NAME is one of: {names}", file=sys.stderr)
         return 2
-    return PROGRAMS[sys.argv[1]](sys.argv[2:])
+    return int(importlib.import_module(f"tests.bench.{sys.argv[1]}").main(sys.argv[2:]))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import json
 import statistics
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusMessageBatch, ServiceBusReceiver
 from azure.servicebus._pyamqp._encode import encode_payload
@@ -17,18 +16,10 @@ from azure.servicebus._pyamqp.message import BatchMessage
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 
 from spark_sb_sink.broker import BrokerProcess, NamespaceHandle
+from tests.bench.processes import cpu_seconds, memory
 
 BODY = 200
 to_wire = PyamqpTransport.to_outgoing_amqp_message
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / 100
-
-
-def memory(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
 @dataclass
