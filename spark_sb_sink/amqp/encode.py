@@ -40,8 +40,8 @@ _DOUBLE = struct.Struct(">Bd").pack
 
 # One object for each short length: the hot path joins these instead of making them.
 _BINARY8 = [bytes((0xA0, size)) for size in range(256)]
-_STRING8 = [bytes((0xA1, size)) for size in range(256)]
-_SYMBOL8 = [bytes((0xA3, size)) for size in range(256)]
+STRING8 = [bytes((0xA1, size)) for size in range(256)]
+SYMBOL8 = [bytes((0xA3, size)) for size in range(256)]
 
 
 def encode_value(value: object) -> bytes:
@@ -53,7 +53,7 @@ def encode_string(text: str) -> bytes:
     """A string: what can go wrong is a lone surrogate, which UTF-8 has no bytes for."""
     raw = utf8(text)
     size = len(raw)
-    return _STRING8[size] + raw if size < 256 else b"\xb1" + wide_size(size) + raw
+    return STRING8[size] + raw if size < 256 else b"\xb1" + wide_size(size) + raw
 
 
 def encode_symbol(text: str) -> bytes:
@@ -63,7 +63,7 @@ def encode_symbol(text: str) -> bytes:
     except UnicodeEncodeError as error:
         raise UnencodableValueError(f"symbol takes ASCII text, not {text!r}") from error
     size = len(raw)
-    return _SYMBOL8[size] + raw if size < 256 else b"\xb3" + wide_size(size) + raw
+    return SYMBOL8[size] + raw if size < 256 else b"\xb3" + wide_size(size) + raw
 
 
 def encode_timestamp(milliseconds: int) -> bytes:

@@ -51,8 +51,7 @@ _NO_MIDDLE = NULL * 7
 _NO_TIMES = NULL * 2
 _NO_GROUP = NULL * 3
 
-_DATA8 = [_DATA_PREFIX + bytes((0xA0, size)) for size in range(256)]
-_PROPERTIES8 = [PROPERTIES_PREFIX + bytes((0xC0, size + 1, _PROPERTY_COUNT)) for size in range(255)]
+PROPERTIES8 = [PROPERTIES_PREFIX + bytes((0xC0, size + 1, _PROPERTY_COUNT)) for size in range(255)]
 
 
 def encode_message(
@@ -120,7 +119,7 @@ def encode_message(
     application = application_section(application_properties) if application_properties else encoded_properties
     raw = utf8(body) if isinstance(body, str) else body
     size = len(raw)
-    data = _DATA8[size] if size < 256 else _DATA_PREFIX + b"\xb0" + wide_size(size)
+    data = DATA_HEADS[size] if size < FEW else data_head(size)
 
     if message_id is None and derive_id is not None:
         lasting = _NO_TIMES if times is _NO_TIMES or ttl_ms is None or ttl_ms <= UINT_MAX else _lasting(ttl_ms)
@@ -206,7 +205,21 @@ def _properties(first: bytes, middle: bytes, times: bytes, group: bytes) -> byte
     if first is NULL and middle is _NO_MIDDLE and times is _NO_TIMES and group is _NO_GROUP:
         return b""
     fields = b"".join((first, middle, times, group))
-    size = len(fields)
+    return properties_head(len(fields)) + fields
+
+
+def properties_head(size: int) -> bytes:
+    """What stands before the fields of the properties, all thirteen of them in so many bytes."""
     if size < 255:
-        return _PROPERTIES8[size] + fields
-    return b"".join((PROPERTIES_PREFIX, b"\xd0", wide_size(size + 4), wide_size(_PROPERTY_COUNT), fields))
+        return PROPERTIES8[size]
+    return b"".join((PROPERTIES_PREFIX, b"\xd0", wide_size(size + 4), wide_size(_PROPERTY_COUNT)))
+
+
+def data_head(size: int) -> bytes:
+    """What stands before a body of so many bytes."""
+    return _DATA_PREFIX + (bytes((0xA0, size)) if size < 256 else b"\xb0" + wide_size(size))
+
+
+FEW = 2048
+DATA_HEADS = [data_head(size) for size in range(FEW)]
+"""For bodies of less than `FEW` bytes, and so for messages in a batch: looked up, not made."""

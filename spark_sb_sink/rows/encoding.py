@@ -5,15 +5,16 @@ links, and reads no clock.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from spark_sb_sink.amqp.errors import UnencodableValueError
 from spark_sb_sink.amqp.message import encode_message
 from spark_sb_sink.entity_names import AN_ENTITY, is_entity_name
+from spark_sb_sink.rows.clean import encode_clean
 from spark_sb_sink.rows.columns import Problems, raw_bytes, symbols, texts, times_to_live, timestamps
 from spark_sb_sink.rows.contract import TEXT_COLUMNS, RowPlan
+from spark_sb_sink.rows.encoded import BadRow, EncodedBatch, EntityMessages
 from spark_sb_sink.rows.ids import IdMaker
 from spark_sb_sink.rows.kinds import Kind
 from spark_sb_sink.rows.properties import property_sections
@@ -25,29 +26,6 @@ MAX_REASON = 500
 """A reason shows what it is about, which may be a text of any length; it travels with the receipt, so it is cut."""
 
 
-class BadRow(NamedTuple):
-    """A row that cannot be a message: for quarantine."""
-
-    row: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class EntityMessages:
-    """The messages for one entity, and for each the number of its row in the batch."""
-
-    messages: list[bytes] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedBatch:
-    """Every row of the batch: a message of one entity, or bad."""
-
-    entities: dict[str, EntityMessages]
-    bad: list[BadRow]
-
-
 class _Lane(NamedTuple):
     found: EntityMessages
     derive_id: Callable[[bytes], str]
@@ -55,6 +33,12 @@ class _Lane(NamedTuple):
 
 def encode_batch(batch: "pa.RecordBatch", plan: RowPlan, ids: IdMaker, now_ms: int) -> EncodedBatch:
     """The batch's rows as messages. `plan` is that of the batch's schema; `now_ms` is when the messages are created."""
+    clean = encode_clean(batch, plan, ids)
+    return EncodedBatch(clean, []) if clean is not None else encode_row_by_row(batch, plan, ids, now_ms)
+
+
+def encode_row_by_row(batch: "pa.RecordBatch", plan: RowPlan, ids: IdMaker, now_ms: int) -> EncodedBatch:
+    """The same for any batch, and with the reason for each row that is no message."""
     problems: Problems = {}
     columns = _Columns(batch, plan, problems)
     lanes: dict[str, _Lane | None] = {}
