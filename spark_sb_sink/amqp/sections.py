@@ -35,6 +35,7 @@ _CONSTRUCTORS = {
     "map": frozenset((0xC1, 0xD1)),
     "binary": frozenset((0xA0, 0xB0)),
 }
+_SHORT_FORMS, _LONG_FORMS = frozenset((0xA0, 0xC0, 0xC1)), frozenset((0xB0, 0xD0, 0xD1))
 _TAKES = {descriptor: _CONSTRUCTORS.get(name.rsplit(":", 1)[-1]) for descriptor, name in _NAMES.items()}
 
 
@@ -70,10 +71,19 @@ def split_sections(message: bytes) -> list[Section]:
             raise MalformedMessageError(start, "each section once and in order", found)
         if last in (DATA, SEQUENCE, VALUE) and descriptor not in (last, FOOTER):
             raise MalformedMessageError(start, "a body of one kind", f"{_NAMES[descriptor]} after {_NAMES[last]}")
-        end = value_end(message, position, limit)
+        code = message[position] if position < limit else 0
+        # As `value_end`, which does all but the usual forms and raises what is to be raised.
+        if code in _SHORT_FORMS and position + 1 < limit:
+            end = position + 2 + message[position + 1]
+        elif code in _LONG_FORMS and position + 4 < limit:
+            end = position + 5 + int.from_bytes(message[position + 1 : position + 5], "big")
+        else:
+            end = limit + 1
+        if end > limit:
+            end = value_end(message, position, limit)
         takes = _TAKES[descriptor]
-        if takes is not None and message[position] not in takes:
-            raise MalformedMessageError(position, _NAMES[descriptor], f"the type 0x{message[position]:02x}")
+        if takes is not None and code not in takes:
+            raise MalformedMessageError(position, _NAMES[descriptor], f"the type 0x{code:02x}")
         sections.append(Section(descriptor, start, position, end))
         position, last = end, descriptor
     return sections

@@ -1,9 +1,12 @@
 """The envelope taken off: a message from a backlog queue as it was before, without what the broker added on the way."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from spark_sb_sink.amqp.encode import encode_timestamp, encode_uint
-from spark_sb_sink.amqp.layout import NULL, cut, cut_map, join_list, join_map
+from spark_sb_sink.amqp.layout import NULL, compound_body, cut, cut_map, join_list, join_map
 from spark_sb_sink.amqp.message import (
     ANNOTATIONS_PREFIX,
     APPLICATION_PREFIX,
@@ -29,21 +32,31 @@ from spark_sb_sink.envelope.lifetime import Lifetime, Stay, TtlPolicy, restored,
 
 # A sender's own values under these names would not survive a direct send either: the broker replaces them. The
 # scheduled time is among them because the envelope took it off: one that is there now is not the sender's.
-_BROKER_KEYS = frozenset(
-    spellings(
-        "x-opt-enqueued-time",
-        "x-opt-scheduled-enqueue-time",
-        "x-opt-sequence-number",
-        "x-opt-enqueue-sequence-number",
-        "x-opt-locked-until",
-        "x-opt-lock-token",
-        "x-opt-message-state",
-        "x-opt-deadletter-source",
-        "x-opt-partition-id",
-    )
+_BROKER_NAMES = (
+    "x-opt-enqueued-time",
+    "x-opt-scheduled-enqueue-time",
+    "x-opt-sequence-number",
+    "x-opt-enqueue-sequence-number",
+    "x-opt-locked-until",
+    "x-opt-lock-token",
+    "x-opt-message-state",
+    "x-opt-deadletter-source",
+    "x-opt-partition-id",
 )
+_BROKER_KEYS = frozenset(spellings(*_BROKER_NAMES))
+# What a broker adds to nearly every message, and nothing else: each key a symbol, each value a number of fixed width.
+_NUMBER = rb"(?:[\x80-\x83].{8}|[\x70\x71].{4}|[\x60\x61].{2}|[\x50-\x55].|[\x43\x44])"
+_ENQUEUED = rb"\xa3\x13x-opt-enqueued-time\x83(.{8})"
+_OTHERS = b"|".join(re.escape(bytes((0xA3, len(name))) + name.encode()) for name in _BROKER_NAMES[1:])
+_ONLY_BROKER_KEYS = re.compile(rb"(?:%b|(?:%b)%b)*" % (_ENQUEUED, _OTHERS, _NUMBER), re.DOTALL)
+_KEY_STARTS = b"x-opt-"
 _DELIVERY_PREFIX = section_prefix(DELIVERY_ANNOTATIONS)
 _HEADER_FIELDS, _PROPERTY_FIELDS = 5, 13
+_SHORT = 300
+"""Bytes of application properties that are worth remembering."""
+_NOTHING_STORED = (None, None, None, None)
+_SHORT_LIST, _SHORT_STRING = bytes((0xC0, _PROPERTY_FIELDS)), 0xA1
+_REST_OF_PROPERTIES = NULL * (_PROPERTY_FIELDS - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +85,14 @@ def restore(encoded: bytes, *, ttl: TtlPolicy = "full", now_ms: int | None = Non
             tail = section.start
             break
         found[section.descriptor] = section
-    aliases, own = take_aliases(encoded, found.get(APPLICATION_PROPERTIES))
+    aliases, own = _aliases(encoded, found.get(APPLICATION_PROPERTIES))
     annotations, enqueued = _annotations(encoded, found.get(MESSAGE_ANNOTATIONS), aliases.scheduled)
     scheduled = None if aliases.scheduled is None else read_timestamp(aliases.scheduled, "scheduled time", 0)
     spent = stay(enqueued, now_ms, scheduled, ttl)
     properties, left, expired = _properties(encoded, found.get(PROPERTIES), aliases, spent)
     message = b"".join(
         (
-            _header(encoded, found.get(HEADER), left),
+            _header(_bytes_of(encoded, found.get(HEADER)), left),
             _without_broker_keys(encoded, found.get(DELIVERY_ANNOTATIONS), _DELIVERY_PREFIX),
             annotations,
             properties,
@@ -90,12 +103,29 @@ def restore(encoded: bytes, *, ttl: TtlPolicy = "full", now_ms: int | None = Non
     return Restored(aliases.path, message, expired, enqueued)
 
 
-def _header(encoded: bytes, section: Section | None, ttl: int | None) -> bytes:
+def _bytes_of(encoded: bytes, section: Section | None) -> bytes:
+    return encoded[section.start : section.end] if section else b""
+
+
+def _aliases(encoded: bytes, section: Section | None) -> tuple[Aliases, Sequence[bytes]]:
+    if section is None or section.end - section.start > _SHORT:
+        return take_aliases(encoded, section)
+    return _known_aliases(encoded[section.start : section.end], section.value - section.start)
+
+
+@lru_cache(maxsize=1024)
+def _known_aliases(whole: bytes, value: int) -> tuple[Aliases, Sequence[bytes]]:
+    # Messages without properties of their own have nothing but the path here, the same for all of an entity.
+    return take_aliases(whole, Section(APPLICATION_PROPERTIES, 0, value, len(whole)))
+
+
+@lru_cache(maxsize=1024)
+def _header(whole: bytes, ttl: int | None) -> bytes:
     """With the sender's time to live, not the backlog queue's; without delivery-count and first-acquirer."""
-    fields = cut(encoded, section.value, section.end) if section else []
+    fields = [field for section in split_sections(whole) for field in cut(whole, section.value, section.end)]
     ours = NULL if ttl is None else encode_uint(min(ttl, UINT_MAX))
-    if section and ours == NULL and all(field == NULL for field in fields[TTL:]):
-        return encoded[section.start : section.end]
+    if whole and ours == NULL and all(field == NULL for field in fields[TTL:]):
+        return whole
     durable_and_priority = (*fields[:TTL], NULL, NULL)[:TTL]
     fields = [*durable_and_priority, ours, *[NULL] * (_HEADER_FIELDS - TTL - 1)]
     return b"" if all(field == NULL for field in fields) else HEADER_PREFIX + join_list(fields)
@@ -103,12 +133,18 @@ def _header(encoded: bytes, section: Section | None, ttl: int | None) -> bytes:
 
 def _annotations(encoded: bytes, section: Section | None, scheduled: bytes | None) -> tuple[bytes, int | None]:
     """With the scheduled time in front, where the SDK writes it; and when the broker enqueued the message."""
+    front = () if scheduled is None else (SCHEDULED_KEY, scheduled)
     enqueued = None
     if section is not None:
+        first, count = compound_body(encoded, encoded[section.value], section.value + 1, section.end)
+        match = _ONLY_BROKER_KEYS.fullmatch(encoded, first, section.end)
+        if match is not None and count == 2 * encoded.count(_KEY_STARTS, first, section.end):
+            if match[1] is not None:
+                enqueued = int.from_bytes(match[1], "big", signed=True)
+            return ANNOTATIONS_PREFIX + join_map(b"".join(front), len(front)) if front else b"", enqueued
         for key, value in cut_map(encoded, section.value, section.end):
             if key in ENQUEUED_KEYS and value[0] == 0x83:
                 enqueued = read_timestamp(value, "x-opt-enqueued-time", section.value)
-    front = () if scheduled is None else (SCHEDULED_KEY, scheduled)
     return _without_broker_keys(encoded, section, ANNOTATIONS_PREFIX, front), enqueued
 
 
@@ -130,6 +166,8 @@ def _properties(
     encoded: bytes, section: Section | None, aliases: Aliases, spent: Stay
 ) -> tuple[bytes, int | None, bool]:
     """With session id and times; and the time to live for the header, and whether it is over."""
+    if section is not None and aliases[1:] == _NOTHING_STORED and _only_an_id(encoded, section):
+        return encoded[section.start : section.end], None, False
     fields = cut(encoded, section.value, section.end) if section else []
     given = fields + [NULL] * (_PROPERTY_FIELDS - len(fields))
     offset = section.value if section else 0
@@ -150,3 +188,13 @@ def _properties(
     for place, value in wanted.items():
         given[place] = value
     return PROPERTIES_PREFIX + join_list(given), lifetime.ttl, expired
+
+
+def _only_an_id(encoded: bytes, section: Section) -> bool:
+    """Whether the properties are a short message id and no more, as far as a glance tells."""
+    start = section.value + 5  # constructor, size and count of the list, constructor and size of the id
+    return (
+        encoded[section.value : section.value + 4 : 2] == _SHORT_LIST
+        and encoded[section.value + 3] == _SHORT_STRING
+        and encoded[start + encoded[start - 1] : section.end] == _REST_OF_PROPERTIES
+    )
