@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-PROGRAMS = ("broker", "sink")
+PROGRAMS = ("broker", "sink", "syphon", "batch", "failover", "scale")
 
 
 def main() -> int:
