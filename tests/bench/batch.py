@@ -1,0 +1,88 @@
+"""What the sink adds to a micro-batch with one row for each entity, over a bare mapInArrow().collect().
+
+Healthy, failed over, and both with Delta tables for what cannot be sent; 1 and 50 entities. The micro-batches of the
+sink and the bare jobs take turns; the overhead is the difference of their medians.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from spark_sb_sink.broker.faults import Refuse
+from spark_sb_sink.sink import ServiceBusSink
+from tests.bench.ground import CORES, Ground, ground
+from tests.bench.harness import Given, Row, Samples, arguments, finish, interleaved, tidy
+from tests.bench.plain import count_rows
+
+CASES = {
+    "healthy": (False, False),
+    "healthy, with Delta": (False, True),
+    "failed over": (True, False),
+    "failed over, with Delta": (True, True),
+}
+
+
+def one_row_each(on: Ground, entities: Sequence[str]) -> DataFrame:
+    names = F.array(*map(F.lit, entities))
+    return on.spark.range(0, len(entities), numPartitions=CORES).select(
+        F.element_at(names, (F.col("id") + 1).cast("int")).alias("entity"), F.lit("a body").alias("body")
+    )
+
+
+def timed(work: Callable[[], object]) -> Mapping[str, float]:
+    start = time.perf_counter()
+    work()
+    return {"ms": (time.perf_counter() - start) * 1000}
+
+
+def run_case(on: Ground, case: str, entities: int, rounds: int) -> Row:
+    failed_over, delta = CASES[case]
+    samples = Samples()
+    settings = {"failover_interval": "0s", "ping_interval": "30min"}
+    if delta:
+        settings["state"] = str(on.folder / f"state-{entities}-{failed_over}")
+    with contextlib.ExitStack() as stack:
+        names = on.entities(entities, discard=True)
+        df = one_row_each(on, names)
+        sink = stack.enter_context(on.sink(**settings))
+        if failed_over:
+            stack.enter_context(on.primary.fault(Refuse()))
+        for _ in range(2):
+            sink.write(df)
+            bare(df, entities)
+        interleaved(
+            rounds,
+            {"ours": lambda: timed(lambda: sink.write(df)), "bare": lambda: timed(lambda: bare(df, entities))},
+            samples,
+        )
+        check(sink, entities * (rounds + 2), failed_over)
+    overhead = samples.median("ours_ms") - samples.median("bare_ms")
+    return {"case": case, "entities": entities, **samples.row(), "overhead_ms": tidy(overhead)}
+
+
+def bare(df: DataFrame, count: int) -> None:
+    found = df.mapInArrow(count_rows, "rows long").collect()
+    assert sum(row[0] for row in found) == count
+
+
+def check(sink: ServiceBusSink, rows: int, failed_over: bool) -> None:
+    """That it measured what it says."""
+    counts = [view.counts for view in sink.state().entities]
+    assert sum(each.backlog if failed_over else each.primary for each in counts) == rows
+
+
+def run(given: Given) -> Iterator[Row]:
+    with ground(delta=True) as on:
+        for case in CASES:
+            for entities in (1,) if given.quick else (1, 50):
+                if given.wants(f"{case}, {entities} entities"):
+                    rounds = max(1, given.rounds // 5) if CASES[case] == (True, True) else given.rounds
+                    yield run_case(on, case, entities, rounds)
+
+
+def main(words: Sequence[str]) -> int:
+    given = arguments("batch", words, __doc__, rounds=40)
+    return finish(run(given), given)
