@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-PROGRAMS = ("broker", "sink", "syphon", "batch", "failover", "scale")
+PROGRAMS = ("broker", "sink", "syphon", "batch", "failover", "scale", "plot")
 
 
 def main() -> int:
