@@ -1,5 +1,6 @@
 """What the driver knows of all executors: states of entities, hints for the next micro-batch, totals. Pure."""
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -42,9 +43,10 @@ class SinkState:
 
 
 class Knowledge:
-    """Learns from the reports of tasks. Not for two threads at once."""
+    """Learns from the reports of tasks. Micro-batches take turns; people may ask for the state at any time."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._last: dict[str, int] = {}
         self._believed: dict[str, dict[str, NotedChange]] = {}
         self._totals: dict[str, RouteCounts] = {}
@@ -64,6 +66,10 @@ class Knowledge:
 
     def learn(self, reports: Sequence[TaskReport], hinted: Sequence[str]) -> list[NotedChange]:
         """The changes that are new, oldest first on each board. `hinted` is what the tasks had been told."""
+        with self._lock:
+            return self._learn(reports, hinted)
+
+    def _learn(self, reports: Sequence[TaskReport], hinted: Sequence[str]) -> list[NotedChange]:
         new: dict[tuple[str, int], NotedChange] = {}
         for report in reports:
             for noted in report.changes:
@@ -99,15 +105,18 @@ class Knowledge:
 
     def count(self, rows: int, entities: Iterable[RouteCounts]) -> None:
         """Add a micro-batch to the totals."""
-        self._batches += 1
-        self._rows += rows
-        for counts in entities:
-            self._totals[counts.entity] = added(self._totals.get(counts.entity, RouteCounts(counts.entity)), counts)
+        with self._lock:
+            self._batches += 1
+            self._rows += rows
+            for counts in entities:
+                known = self._totals.get(counts.entity, RouteCounts(counts.entity))
+                self._totals[counts.entity] = added(known, counts)
 
     def state(self) -> SinkState:
         """Everything, for people."""
-        names = sorted(self._totals.keys() | self._believed.keys())
-        return SinkState(self._batches, self._rows, tuple(self._view(name) for name in names))
+        with self._lock:
+            names = sorted(self._totals.keys() | self._believed.keys())
+            return SinkState(self._batches, self._rows, tuple(self._view(name) for name in names))
 
     def _view(self, entity: str) -> EntityView:
         counts = self._totals.get(entity, RouteCounts(entity))

@@ -1,5 +1,9 @@
 """What the driver learns from the reports of tasks: states, hints for the next micro-batch, totals."""
 
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,6 +142,31 @@ def test_an_entity_without_any_change_is_healthy() -> None:
 def test_an_entity_that_nobody_has_heard_of_is_no_part_of_the_state() -> None:
     with pytest.raises(KeyError, match="orders"):
         Knowledge().state()["orders"]
+
+
+def test_the_state_can_be_asked_for_while_batches_are_counted_and_is_that_of_one_moment() -> None:
+    before = sys.getswitchinterval()
+    known, seen = Knowledge(), []
+    done = threading.Event()
+
+    def count() -> None:
+        for number in range(400):
+            boards = [f"b{number}-{at}" for at in range(5)]
+            known.learn([report(board, change(1, OUT, board=board)) for board in boards], ())
+            known.count(2, [RouteCounts("orders", primary=1), RouteCounts(f"e{number}", primary=1)])
+        done.set()
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            counting = pool.submit(count)
+            while not done.is_set() and not counting.done():
+                seen.append(known.state())
+            counting.result()
+    finally:
+        sys.setswitchinterval(before)
+    assert all(state.rows == 2 * state.batches for state in seen)
+    assert all(state.rows == sum(view.counts.total for view in state.entities) for state in seen)
 
 
 routes = st.builds(
