@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from spark_sb_sink import stored
 from spark_sb_sink.board_records import NotedChange
-from spark_sb_sink.errors import StateError, redact
+from spark_sb_sink.errors import StateError, told
 from spark_sb_sink.events import RouteCounts
 from spark_sb_sink.lanes import Table
 
@@ -250,8 +250,7 @@ class DeltaState:
         self._made.add(table)
 
     def _error(self, error: Exception) -> StateError:
-        lines = redact(str(error)).strip().splitlines()
-        return StateError(state=self._state, detail=lines[0][:500] if lines else type(error).__name__)
+        return StateError(state=self._state, detail=told(error)[:500])
 
 
 def _ledger_row(entry: LedgerEntry) -> tuple[Any, ...]:

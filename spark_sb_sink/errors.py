@@ -63,6 +63,14 @@ def redact(text: str) -> str:
     return text
 
 
+def told(error: BaseException) -> str:
+    """An error for people: ours as it is, of all others the first line, without the traces and plans below it."""
+    if isinstance(error, SparkSbSinkError):
+        return str(error)
+    lines = redact(str(error)).strip().splitlines()
+    return lines[0].rstrip(";") if lines else type(error).__name__
+
+
 def _rebuild(kind: type["SparkSbSinkError"], args: tuple[Any, ...], state: dict[str, Any]) -> "SparkSbSinkError":
     error = kind.__new__(kind, *args)
     error.__dict__.update(state)

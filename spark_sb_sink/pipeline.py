@@ -24,7 +24,7 @@ from spark_sb_sink.errors import (
     SparkSbSinkError,
     StateError,
     UnsupportedSparkError,
-    redact,
+    told,
 )
 from spark_sb_sink.jvm_shutdown import held_back
 from spark_sb_sink.pipeline_options import AVAILABLE_NOW, PipelineOptions, SourceOptions
@@ -101,7 +101,7 @@ def run(spark: SparkSession, options: PipelineOptions, stop: threading.Event) ->
         # What was wrong before the first send is the user's to mend, and trying again will not help.
         if errors and isinstance(errors[-1], _WRONG) and not sink.state().batches:
             return _wrong(errors[-1])
-        cause = str(errors[-1]) if errors else _first_line(error)
+        cause = told(errors[-1] if errors else error)
         print(f"pipeline.py: the query failed: {cause}", file=sys.stderr)
         return 1
     finally:
@@ -175,12 +175,5 @@ def _scala(spark: SparkSession) -> str:
 
 
 def _wrong(error: Exception, instead: str | None = None) -> int:
-    text = _first_line(error) if isinstance(error, PySparkException) else str(error)
-    print(f"pipeline.py: {instead or text}", file=sys.stderr)
+    print(f"pipeline.py: {instead or told(error)}", file=sys.stderr)
     return 2
-
-
-def _first_line(error: Exception) -> str:
-    """Without the plan that Spark prints below it, which helps nobody at night."""
-    lines = redact(str(error)).strip().splitlines()
-    return lines[0].rstrip(";") if lines else type(error).__name__
