@@ -4,23 +4,20 @@ For each micro-batch one Spark job sends (`send_task`), and its reports decide: 
 own count, what was not sent goes to Delta, and what one executor learned is a hint for the others. Knows no links.
 """
 
-import contextlib
 import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from spark_sb_sink.delta_state import DeltaState, LedgerEntry
 from spark_sb_sink.driver_loop import DriverLoop
-from spark_sb_sink.errors import ClosedError, ConservationError, SendError, UnsupportedSparkError
+from spark_sb_sink.errors import ClosedError, ConservationError, UnsupportedSparkError, told
 from spark_sb_sink.events import (
     BatchFailed,
     BatchSent,
@@ -43,14 +40,14 @@ from spark_sb_sink.receipts import DDL, KIND, PAYLOAD, REPORT, read_report
 from spark_sb_sink.rows import check_schema, fields_of_spark
 from spark_sb_sink.send_task import BatchPlan, SendTask
 from spark_sb_sink.shipping import Shipping
+from spark_sb_sink.spark_job import function_of, kept, require_classic, shuffled_before, steady_partitions
 from spark_sb_sink.syphon.beside import SyphonBeside
 
-# What gives a replay other partitions than the first try, and so rows without an id of their own other ids.
-_STEADY = {
-    "spark.sql.adaptive.coalescePartitions.enabled": "false",
-    "spark.sql.adaptive.localShuffleReader.enabled": "false",
-    "spark.sql.adaptive.skewJoin.enabled": "false",
-}
+_NEITHER_ID_NOR_PARTITION = (
+    "The query shuffles its rows before the sink gets them, with adaptive execution on, and they bring no message_id: "
+    "a replayed micro-batch may be partitioned differently, and what is then sent twice has two ids. Give each row a "
+    "message_id, or set spark.sql.adaptive.coalescePartitions.enabled to false before the query is started."
+)
 
 
 class ServiceBusSink:
@@ -78,7 +75,8 @@ class ServiceBusSink:
         self._syphon: SyphonBeside | None = None
         self._shipping = Shipping(self.options)
         self._knowledge = Knowledge()
-        self._begun: set[str] = set()
+        self._last: dict[str, int] = {}
+        self._counts: tuple[RouteCounts, ...] = ()
         self._quiet_batches = self._quiet_rows = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -96,18 +94,23 @@ class ServiceBusSink:
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Send a micro-batch. Returns when each row is acknowledged on one of the four routes, or raises."""
-        _require_classic(df)
+        require_classic(df)
         query_id = df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         self._one_at_a_time(df, query_id or f"unnamed-{uuid.uuid4()}", int(batch_id))
 
     def write(self, df: DataFrame, *, run_id: str | None = None) -> SinkState:
         """Send a plain DataFrame, once. To try a failed one again with the same ids, give the same `run_id`."""
-        _require_classic(df)
+        require_classic(df)
         if df.isStreaming:
             raise UnsupportedSparkError(
                 "write takes a plain DataFrame; for a streaming one use df.writeStream.foreachBatch(sink).start()."
             )
-        self._one_at_a_time(df, run_id or f"write-{uuid.uuid4()}", 0)
+        query_id = run_id or f"write-{uuid.uuid4()}"
+        try:
+            self._one_at_a_time(df, query_id, 0)
+        finally:
+            if run_id is None:  # it never comes again
+                self._last.pop(query_id, None)
         return self.state()
 
     def state(self) -> SinkState:
@@ -157,25 +160,28 @@ class ServiceBusSink:
     def _batch(self, df: DataFrame, query_id: str, batch_id: int) -> None:
         plan = check_schema(fields_of_spark(df.schema.jsonValue()), self.options.entity)
         spark = df.sparkSession
-        first = query_id not in self._begun
+        last = self._last.get(query_id)
         state = None if self.options.state is None else DeltaState(spark, self.options.state)
-        if first:
+        if last is None:
             self._begin(spark, state)
+            if plan.type_of("message_id") is None and shuffled_before(df):
+                self._tell(Warned(_NEITHER_ID_NOR_PARTITION))
         if self._keeper is not None:
             self._keeper.check()
         if self._syphon is not None:
             self._syphon.look_after(spark)
-        # Spark replays the last micro-batch of a run only, so only the first of ours can be one.
-        if first and state and self.options.ledger is Ledger.EVERY_BATCH and state.finished(query_id, batch_id):
-            self._begun.add(query_id)
+        self._last[query_id] = batch_id
+        # Spark replays the last micro-batch of a run only: the first that we see, or one that we have seen.
+        replay = last is None or batch_id <= last
+        if replay and state and self.options.ledger is Ledger.EVERY_BATCH and state.finished(query_id, batch_id):
             self._tell(BatchSkipped(query_id, batch_id))
             return
-        self._begun.add(query_id)
         batch = BatchPlan(plan, query_id, batch_id, state is not None, self._knowledge.hints(), self._knowledge.known())
+        self._counts = ()
         try:
             self._send(df, batch, state)
-        except SendError as error:
-            self._tell(BatchFailed(query_id, batch_id, str(error)))
+        except Exception as error:
+            self._tell(BatchFailed(query_id, batch_id, told(error), self._counts))
             raise
 
     def _begin(self, spark: SparkSession, state: DeltaState | None) -> None:
@@ -191,14 +197,15 @@ class ServiceBusSink:
             )
         if self._keeper is None:
             self._loop = self._loop or DriverLoop("spark-sb-sink-driver")
-            self._keeper = PairingKeeper(self.options)
+            self._keeper = PairingKeeper(
+                self.options,
+                on_paired=lambda paired: self._tell(Paired(paired.namespace, paired.count, len(paired.created))),
+            )
             try:
-                paired = self._loop.run(self._keeper.start())
+                self._loop.run(self._keeper.start())
             except BaseException:
                 self._keeper = None
                 raise
-            if paired is not None:
-                self._tell(Paired(paired.namespace, paired.count, len(paired.created)))
         if self.options.enable_syphon and self._syphon is None:
             syphon = SyphonBeside(self.options, self._listeners)
             syphon.start(spark)
@@ -208,11 +215,11 @@ class ServiceBusSink:
         started = time.monotonic()
         counted = Observation()
         rows_in = df.observe(counted, F.count(F.lit(1)).alias("rows"))
-        receipts = rows_in.mapInArrow(_function(SendTask(batch, self._shipping.to(df.sparkSession))), DDL)
-        with _steady_partitions(df.sparkSession), _kept(receipts, state is not None):
+        receipts = rows_in.mapInArrow(function_of(SendTask(batch, self._shipping.to(df.sparkSession))), DDL)
+        with steady_partitions(df.sparkSession), kept(receipts, state is not None):
             found = receipts.where(F.col(KIND) == REPORT).select(PAYLOAD).collect()
             reports = [read_report(row[0]) for row in found]
-            counts = counts_of(reports)
+            counts = self._counts = counts_of(reports)
             rows = int(counted.get.get("rows", 0))
             changes = self._knowledge.learn(reports, batch.hints)
             for noted in changes:
@@ -284,47 +291,3 @@ def _options_of(
     if options is None or isinstance(options, Mapping):
         return Options.from_dict({**(options or {}), **keywords})
     return Options.from_toml(options, changes=keywords)
-
-
-def _function(task: SendTask) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def send_to_service_bus(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from task(batches)
-
-    return send_to_service_bus
-
-
-@contextlib.contextmanager
-def _steady_partitions(spark: SparkSession) -> Iterator[None]:
-    before = {key: spark.conf.get(key, None) for key in _STEADY}
-    for key, value in _STEADY.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                spark.conf.unset(key)
-            else:
-                spark.conf.set(key, value)
-
-
-@contextlib.contextmanager
-def _kept(receipts: DataFrame, wanted: bool) -> Iterator[None]:
-    """While they are kept, what reads the receipts does not send again."""
-    if not wanted:
-        yield
-        return
-    receipts.persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        yield
-    finally:
-        receipts.unpersist()
-
-
-def _require_classic(df: object) -> None:
-    if not isinstance(df, DataFrame) or type(df).__module__.startswith("pyspark.sql.connect"):
-        raise UnsupportedSparkError(
-            f"The sink got a {type(df).__module__}.{type(df).__name__}, but takes a DataFrame of classic Spark: with "
-            "Spark Connect it learns neither the query's id nor where an executor keeps its files. Run the query in "
-            'the driver itself (spark-submit, a dedicated cluster), or use format("servicebus").'
-        )

@@ -1,0 +1,92 @@
+"""How the sink's Spark job runs: partitioned as a replay will be, and once, however often its receipts are read."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_sb_sink.errors import UnsupportedSparkError
+from spark_sb_sink.send_task import SendTask
+
+# What gives a replay other partitions than the first try, and so rows without an id of their own other ids.
+_STEADY = {
+    "spark.sql.adaptive.coalescePartitions.enabled": "false",
+    "spark.sql.adaptive.localShuffleReader.enabled": "false",
+    "spark.sql.adaptive.skewJoin.enabled": "false",
+    "spark.sql.adaptive.optimizeSkewsInRebalancePartitions.enabled": "false",
+}
+
+
+def function_of(task: SendTask) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The task as a function, under the name that Spark shows in its plans."""
+
+    def send_to_service_bus(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from task(batches)
+
+    return send_to_service_bus
+
+
+_ADAPTIVE = (
+    "spark.sql.adaptive.enabled",
+    "spark.sql.adaptive.coalescePartitions.enabled",
+    "spark.sql.adaptive.streaming.stateless.enabled",
+)
+
+
+def shuffled_before(df: DataFrame) -> bool:
+    """Whether adaptive execution has had its way with the partitions of a micro-batch before it came to the sink.
+
+    Spark runs the shuffles of a streaming query itself, then calls foreachBatch: too late for `steady_partitions`.
+    """
+    if any(df.sparkSession.conf.get(key, "true") != "true" for key in _ADAPTIVE):
+        return False
+    leaves = df._jdf.queryExecution().logical().collectLeaves()
+    found = (leaves.apply(at) for at in range(leaves.size()))
+    return any(
+        "ShuffledRowRDD" in leaf.rdd().toDebugString() for leaf in found if leaf.getClass().getSimpleName() == _RAN
+    )
+
+
+_RAN = "LogicalRDD"
+"""What a micro-batch is in the plan of a DataFrame: rows of a query that is running already."""
+
+
+@contextlib.contextmanager
+def steady_partitions(spark: SparkSession) -> Iterator[None]:
+    """Within the block what is shuffled for the sink keeps its partitions."""
+    before = {key: spark.conf.get(key, None) for key in _STEADY}
+    for key, value in _STEADY.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, value)
+
+
+@contextlib.contextmanager
+def kept(receipts: DataFrame, wanted: bool) -> Iterator[None]:
+    """While they are kept, what reads the receipts does not send again."""
+    if not wanted:
+        yield
+        return
+    receipts.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        yield
+    finally:
+        receipts.unpersist()
+
+
+def require_classic(df: object) -> None:
+    """Raises an `UnsupportedSparkError` for anything but a DataFrame of classic Spark."""
+    if not isinstance(df, DataFrame) or type(df).__module__.startswith("pyspark.sql.connect"):
+        raise UnsupportedSparkError(
+            f"The sink got a {type(df).__module__}.{type(df).__name__}, but takes a DataFrame of classic Spark: with "
+            "Spark Connect it learns neither the query's id nor where an executor keeps its files. Run the query in "
+            'the driver itself (spark-submit, a dedicated cluster), or use format("servicebus").'
+        )
