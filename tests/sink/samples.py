@@ -11,6 +11,9 @@ PROPERTIES = pa.struct(
         ("text", pa.string()),
         ("small", pa.int32()),
         ("large", pa.int64()),
+        ("tiny", pa.int8()),
+        ("short", pa.int16()),
+        ("single", pa.float32()),
         ("real", pa.float64()),
         ("flag", pa.bool_()),
         ("moment", pa.timestamp("us", "UTC")),
@@ -23,6 +26,7 @@ SCHEMA = pa.schema(
         ("entity", pa.string()),
         ("message_id", pa.string()),
         ("session_id", pa.string()),
+        ("partition_key", pa.string()),
         ("correlation_id", pa.string()),
         ("subject", pa.string()),
         ("content_type", pa.string()),
@@ -35,10 +39,11 @@ SCHEMA = pa.schema(
     ]
 )
 DDL = (
-    "body binary, entity string, message_id string, session_id string, correlation_id string, subject string, "
+    "body binary, entity string, message_id string, session_id string, partition_key string, "
+    "correlation_id string, subject string, "
     "content_type string, reply_to string, reply_to_session_id string, `to` string, time_to_live bigint, "
-    "scheduled_enqueue_time timestamp, application_properties struct<text:string,small:int,large:bigint,real:double,"
-    "flag:boolean,moment:timestamp,raw:binary>"
+    "scheduled_enqueue_time timestamp, application_properties struct<text:string,small:int,large:bigint,"
+    "tiny:tinyint,short:smallint,single:float,real:double,flag:boolean,moment:timestamp,raw:binary>"
 )
 MOMENT = datetime(2026, 3, 1, 12, 30, 15, 250_000, UTC)
 
@@ -50,6 +55,7 @@ def row(entity: str, number: int, *, session: bool = False, scheduled: datetime 
         "entity": entity,
         "message_id": f"{entity}-{number}",
         "session_id": f"s{number % 3}" if session else None,
+        "partition_key": f"s{number % 3}" if session else f"k{number % 2}",
         "correlation_id": f"c{number}",
         "subject": "order",
         "content_type": "text/plain",
@@ -64,6 +70,9 @@ def row(entity: str, number: int, *, session: bool = False, scheduled: datetime 
             "text": f"ü{number}",
             "small": number,
             "large": 2**40 + number,
+            "tiny": -number,
+            "short": 300 + number,
+            "single": number / 8,
             "real": number / 4,
             "flag": bool(number % 2),
             "moment": MOMENT + timedelta(seconds=number),
@@ -96,6 +105,7 @@ def assert_as_sent(message: ServiceBusReceivedMessage, sent: dict[str, Any]) -> 
     for name in (
         "message_id",
         "session_id",
+        "partition_key",
         "correlation_id",
         "subject",
         "content_type",

@@ -4,13 +4,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from azure.servicebus import NEXT_AVAILABLE_SESSION
-from pyspark.sql import SparkSession
 
-from spark_sb_sink.errors import SchemaError, UnsupportedSparkError
-from spark_sb_sink.events import BatchSent, Paired, Warned
+from spark_sb_sink.errors import SchemaError
+from spark_sb_sink.events import BatchSent, Paired
 from spark_sb_sink.failover import Health
 from spark_sb_sink.sink import ServiceBusSink
-from tests.conftest import await_that
 from tests.paired.ground import CALM
 from tests.sink import samples
 from tests.sink.app import SinkApp
@@ -64,23 +62,6 @@ def test_every_field_arrives_as_it_was_on_two_executors(ground: SinkGround) -> N
         everything.check()
 
 
-def test_a_healthy_micro_batch_is_one_spark_job_and_writes_nothing_to_delta(ground: SinkGround) -> None:
-    names = ground.entities(3)
-    sink = ground.sink(state=str(ground.folder / "state"), **CALM)
-    sink.write(ground.rows(names, 10))
-    tracker = ground.spark.sparkContext.statusTracker()
-    df = ground.rows(names, 10, tag="again-").localCheckpoint()  # so that no shuffle of the test's own is counted
-    for group in ("with state", "without"):
-        one = sink if group == "with state" else ground.sink(**CALM)
-        one.write(df.limit(0))  # what comes before the first send is no part of a micro-batch
-        ground.spark.sparkContext.setJobGroup(group, group)
-        one.write(df)
-        ground.spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
-        await_that(lambda group=group: tracker.getJobIdsForGroup(group))
-        assert len(tracker.getJobIdsForGroup(group)) == 1
-    assert not (ground.folder / "state").exists()
-
-
 def test_totals_and_states_can_be_asked_for(ground: SinkGround) -> None:
     names = ground.entities(2)
     sink = ground.sink(**CALM)
@@ -104,30 +85,34 @@ def test_a_schema_that_does_not_fit_fails_before_anything_is_sent_or_paired(grou
     assert ground.events == []
 
 
+def test_columns_of_every_type_that_the_contract_takes_come_through_spark(ground: SinkGround) -> None:
+    name = ground.entity()
+    types = {
+        "a": "interval '1 01:00:00.5' day to second AS time_to_live, map('n', 1Y) AS application_properties",
+        "b": "2.5 AS time_to_live, named_struct('n', 7S, 'f', float(0.5), 'no', NULL) AS application_properties",
+        "c": "float(2.5) AS time_to_live, map('t', timestamp_ntz'2026-03-01 12:00:00') AS application_properties",
+        "d": "interval '3' minute AS time_to_live, NULL AS application_properties, char(65) AS subject",
+        "e": "NULL AS time_to_live, NULL AS session_id, timestamp_ntz'2020-01-01 00:00:00' AS scheduled_enqueue_time",
+        "f": "'key' AS partition_key, map('b', X'00ff') AS application_properties, map_keys(map('x', 1))[0] AS subject",
+    }
+    sink = ground.sink(entity=name, **CALM)
+    for message, columns in types.items():
+        sink.write(ground.spark.sql(f"SELECT '{message}' AS message_id, 'ü' AS body, {columns}"))
+    found = {message.message_id: message for message in ground.receive(name, len(types))}
+    assert {b"".join(message.body) for message in found.values()} == {"ü".encode()}
+    lifetimes = [found[message].time_to_live for message in "abcde"]
+    seconds = [None if ttl is None else ttl.total_seconds() for ttl in lifetimes]
+    assert seconds == [86400 + 3600 + 0.5, 2.5, 2.5, 180, None]
+    properties = [found[message].application_properties for message in "abcdef"]
+    noon = int(datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp() * 1000)
+    assert properties == [{b"n": 1}, {b"n": 7, b"f": 0.5}, {b"t": noon}, None, None, {b"b": b"\0\xff"}]
+    assert (found["d"].subject, found["f"].subject, found["f"].partition_key) == ("A", "x", "key")
+
+
 def test_the_option_entity_is_for_all_rows(ground: SinkGround) -> None:
     name = ground.entity()
     ground.sink(entity=name, **CALM).write(ground.spark.sql("SELECT 'm1' AS message_id, 'b' AS body"))
     assert ground.arrived(name) == {"m1": 1}
-
-
-def test_speculative_execution_is_warned_of(ground: SinkGround) -> None:
-    name = ground.entity()
-    conf = {"spark.speculation": "true", "spark.test.partitions": "1"}
-    with SinkApp(ground.folder, ground.plain_options(**CALM), samples.PLAIN_DDL, "local[1]", **conf) as app:
-        app.start()
-        app.send(samples.plain([(name, "m1")]))
-        [warned] = app.of(Warned.__name__)
-        assert "spark.speculation is on" in warned["text"]
-
-
-def test_a_streaming_dataframe_is_not_for_write(ground: SinkGround, spark: SparkSession) -> None:
-    with pytest.raises(UnsupportedSparkError, match="foreachBatch"):
-        ground.sink().write(spark.readStream.format("rate").load())
-
-
-def test_what_is_no_classic_dataframe_is_refused_with_the_reason(ground: SinkGround) -> None:
-    with pytest.raises(UnsupportedSparkError, match="Spark Connect"):
-        ground.sink()([], 0)  # type: ignore[arg-type]
 
 
 def test_a_sink_is_made_from_a_file_a_dictionary_or_keywords(ground: SinkGround) -> None:
