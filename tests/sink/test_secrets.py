@@ -3,13 +3,16 @@
 import base64
 import json
 import logging
-from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
+from spark_sb_sink import datasource
 from spark_sb_sink.broker.faults import CbsAnswer, Reject
 from spark_sb_sink.connection_strings import parse_connection_string
 from spark_sb_sink.errors import MisconfiguredSendError
+from tests.paired.ground import CALM
 from tests.sink import samples
 from tests.sink.app import SinkApp
 from tests.sink.support import SinkGround
@@ -41,6 +44,7 @@ def test_no_secret_in_plan_event_log_checkpoint_logs_errors_and_delta(ground: Si
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": events.as_uri(),
         "spark.eventLog.compress": "false",
+        "spark.sql.ui.explainMode": "extended",  # so that the event log has all that explain(True) shows
         "spark.test.debug": "true",
     }
     with SinkApp(ground.folder, options, samples.PLAIN_DDL, "local[2]", **conf) as app:
@@ -58,21 +62,49 @@ def test_no_secret_in_plan_event_log_checkpoint_logs_errors_and_delta(ground: Si
         assert "DEBUG:py4j" in app.log(), "the log is at debug level"
         assert any(path.suffix == ".parquet" for path in files)
         assert any("offsets" in path.parts for path in files), "the checkpoint is among them"
-        assert [path for path in files if events in path.parents]
+        [event_log] = [path for path in files if events in path.parents and path.stat().st_size]
+        assert "== Optimized Logical Plan ==" in event_log.read_text()
+        assert "MapInArrow" in event_log.read_text()
         for path in files:
             assert_clean(ground, str(path), path.read_bytes().decode("latin-1"))
 
 
-def test_no_secret_in_a_plan_a_repr_or_an_error_here(
-    ground: SinkGround, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def plans(spark: SparkSession) -> list[str]:
+    """What `explain` would show of everything that this Spark has run."""
+    executions = spark._jsparkSession.sharedState().statusStore().executionsList()
+    return [executions.apply(at).physicalPlanDescription() for at in range(executions.size())]
+
+
+def test_no_secret_in_a_plan_a_repr_an_error_or_a_log_of_either_way_in(
+    ground: SinkGround, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entity = ground.entity()
-    sink = ground.sink()
+    spark, entity = ground.spark, ground.entity()
+    sink = ground.sink(**CALM)
     assert_clean(ground, "the repr", repr(sink) + str(sink) + repr(sink.options))
-    ground.primary.hang(CbsAnswer(401), entity)
-    with caplog.at_level(logging.DEBUG), pytest.raises(MisconfiguredSendError) as caught:
+    spark.conf.set("spark.sql.ui.explainMode", "extended")
+    monkeypatch.setitem(spark.sparkContext.environment, "A_PRIMARY", ground.primary.connection_string)
+    monkeypatch.setitem(spark.sparkContext.environment, "A_SECONDARY", ground.secondary.connection_string)
+    given = {key: str(value) for key, value in ground.plain_options(**CALM).items() if key != "secondary"} | {
+        "primary": "${A_PRIMARY}",
+        "secondary.connection_string": "${A_SECONDARY}",
+        "secondary.ca_file": str(ground.secondary.ca_file),
+    }
+    datasource.register(spark)
+    with caplog.at_level(logging.DEBUG):
         sink.write(ground.rows([entity], 3))
-    assert_clean(ground, "the error", repr(caught.value) + str(caught.value))
+        ground.rows([entity], 3, tag="source-").write.format("servicebus").mode("append").options(**given).save()
+        assert ground.arrived(entity).total() == 6
+        ground.primary.hang(CbsAnswer(401), entity)
+        ground.primary.cut()
+        with pytest.raises(MisconfiguredSendError) as ours:
+            sink.write(ground.rows([entity], 3))
+        with pytest.raises(PySparkException) as sparks:
+            ground.rows([entity], 3).write.format("servicebus").mode("append").options(**given).save()
+    spark.conf.unset("spark.sql.ui.explainMode")
+    for error in (ours.value, sparks.value):
+        assert_clean(ground, "the error", repr(error) + str(error))
     assert_clean(ground, "the log", caplog.text)
-    ground.rows([entity], 1).explain(True)
-    assert_clean(ground, "the plan", capsys.readouterr().out)
+    shown = plans(spark)
+    for way_in in ("MapInArrow send_to_service_bus", "servicebus"):
+        assert any(way_in in plan and "== Optimized Logical Plan ==" in plan for plan in shown), way_in
+    assert_clean(ground, "a plan", "".join(shown))
