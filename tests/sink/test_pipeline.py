@@ -266,8 +266,8 @@ class Job:
     def running(self) -> bool:
         return self._process.poll() is None
 
-    def terminate(self) -> None:
-        os.kill(self._process.pid, signal.SIGTERM)
+    def tell(self, number: int) -> None:
+        os.kill(self._process.pid, number)
 
     def exit_code(self) -> int:
         return self._process.wait(120)
@@ -287,12 +287,17 @@ def jobs() -> Iterator[list[Job]]:
 
 
 @pytest.mark.parametrize(
-    ("command", "code"),
-    [((), 0), ((SUBMIT, "--master", "local[2]"), 128 + signal.SIGTERM)],
-    ids=["python", "spark-submit"],  # where the JVM came first, the signal is for the JVM, and so is the exit code
+    ("command", "number", "code"),
+    [
+        ((), signal.SIGTERM, 0),
+        ((), signal.SIGINT, 0),
+        ((SUBMIT, "--master", "local[2]"), signal.SIGTERM, 128 + signal.SIGTERM),
+    ],
+    # Where the JVM came first, the signal is for the JVM, and so is the exit code.
+    ids=["python SIGTERM", "python SIGINT", "spark-submit SIGTERM"],
 )
-def test_a_micro_batch_that_is_under_way_at_sigterm_ends_and_is_not_sent_again_after_a_restart(
-    pipeline: Pipeline, jobs: list[Job], command: tuple[str, ...], code: int
+def test_a_micro_batch_that_is_under_way_at_a_signal_ends_and_is_not_sent_again_after_a_restart(
+    pipeline: Pipeline, jobs: list[Job], command: tuple[str, ...], number: int, code: int
 ) -> None:
     ground, entity = pipeline.ground, pipeline.ground.entity()
     commits = pipeline.checkpoint / "commits"
@@ -306,16 +311,14 @@ def test_a_micro_batch_that_is_under_way_at_sigterm_ends_and_is_not_sent_again_a
     pipeline.put(entity, "m1", "m2")
     await_that(lambda: ground.primary.counters(entity)["events"].get("rejected"), 60)
     pipeline.put(entity, "m3")
-    job.terminate()
+    job.tell(number)
     await_that(lambda: "told to stop" in job.log())
     ground.primary.undo()
     assert job.exit_code() == code, job.log()
     assert (commits / "1").exists()
     assert ground.arrived(entity) == {"m0": 1, "m1": 1, "m2": 1}
 
-    again = Job(pipeline.file(source), ground.folder)
-    jobs.append(again)
-    assert again.exit_code() == 0, again.log()
+    assert run_here(ground.spark, pipeline.file(source)) == 0
     assert ground.arrived(entity) == {"m0": 1, "m1": 1, "m2": 1, "m3": 1}
 
 
