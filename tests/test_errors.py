@@ -30,6 +30,7 @@ from spark_sb_sink.errors import (
     UnsendableError,
     UnsupportedSparkError,
     redact,
+    told,
 )
 
 BASE64 = string.ascii_letters + string.digits + "+/"
@@ -212,3 +213,11 @@ def test_an_error_made_of_a_text_with_a_secret_does_not_hold_it() -> None:
 @pytest.mark.parametrize("text", ["{'SharedAccessKey': b'S3CRET'}", "sr=x&sig%3DS3CRET&se=1", "Sig = b'S3CRET'"])
 def test_secrets_in_odd_clothes_are_seen_through(text: str) -> None:
     assert "S3CRET" not in redact(text)
+
+
+def test_an_error_of_others_is_told_by_its_first_line_without_secrets_and_ours_as_it_is() -> None:
+    assert told(ValueError("no column SharedAccessKey=bXlzZWNyZXQ=;\n'Project [a]\n+- Plan")).startswith("no column ")
+    assert "bXlzZWNyZXQ" not in told(ValueError("SharedAccessKey=bXlzZWNyZXQ=;"))
+    assert "Plan" not in told(ValueError("\nno column;\nPlan"))
+    assert told(ValueError()) == "ValueError"
+    assert told(SparkSbSinkError("one\ntwo")) == "one\ntwo"
