@@ -44,7 +44,13 @@ def require_java() -> int:
         raise JavaMissingError(f"Spark needs Java {MINIMUM} or newer, but {found}. {cure}")
     try:
         done = subprocess.run(  # noqa: S603
-            [program, "-version"], capture_output=True, text=True, errors="replace", timeout=60, check=False
+            # Without its performance data, for which it would leave a folder in /tmp.
+            [program, "-XX:-UsePerfData", "-version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=60,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise JavaMissingError(

@@ -79,7 +79,7 @@ class Scene:
         self._facts = _Facts()
         self._lines: deque[Line] = deque()
         self._sent: deque[tuple[float, int]] = deque()
-        self.changes: list[EntityChanged] = []
+        self._changes: set[tuple[str, Health, float]] = set()
         self.warnings: list[str] = []
 
     # Those who know something
@@ -102,8 +102,8 @@ class Scene:
                         before = facts.counts.get(counts.entity, RouteCounts(counts.entity))
                         facts.counts[counts.entity] = added(before, counts)
                     self._sent.append((self._clock(), rows))
-                case EntityChanged():
-                    self.changes.append(event)
+                case EntityChanged(entity=entity, after=after, wall_time=at):
+                    self._changes.add((entity, after, at))
                 case SyphonTurn(moved=moved):
                     for each in moved:
                         facts.drained[each.entity] = facts.drained.get(each.entity, 0) + each.moved
@@ -116,6 +116,11 @@ class Scene:
         """What the board says of an entity."""
         with self._lock:
             self._facts.health[entity] = health
+
+    def change(self, entity: str, after: Health, wall_time: float) -> None:
+        """The same as the sink tells at the end of a micro-batch, when the board has it already."""
+        with self._lock:
+            self._changes.add((entity, after, wall_time))
 
     def measure(self, depth: int) -> None:
         """How many messages are in the backlog queues."""
@@ -150,13 +155,9 @@ class Scene:
             return View(now - self._began, facts.doing, entities, facts.acknowledged, rate, facts.depth, facts.deepest)
 
     def first_change(self, entity: str, after: Health, since: float) -> float | None:
-        """When the sink told of that change, in seconds since 1970; none before `since` counts."""
+        """When that change was, in seconds since 1970; none before `since` counts."""
         with self._lock:
-            times = [
-                change.wall_time
-                for change in self.changes
-                if change.entity == entity and change.after is after and change.wall_time >= since
-            ]
+            times = [at for name, health, at in self._changes if (name, health) == (entity, after) and at >= since]
         return min(times, default=None)
 
 

@@ -114,10 +114,11 @@ class _Acts:
         tell(
             f"A streaming query sends {RATE} messages a second to the queues orders and invoices and to the topic "
             "events, whose subscription requires sessions.",
-            "all is well",
+            "the pipeline starts",
         )
         self._pipeline = pipeline = Pipeline(self._spark, folder, self._options, self._scene, RATE)
         self._until(lambda: self._view().acknowledged.rows, "the first micro-batch was not sent")
+        tell("All is well: every message goes to the primary, and nothing is written to Delta.", "all is well")
         self._for(5)
 
         outages = [
@@ -163,10 +164,13 @@ class _Acts:
         tell(failing, f"{what} is down")
         fail()
         failed_at = time.time()
-        by_backlog = self._view().acknowledged.backlog
+        before = self._by_backlog(entities)
         failover_s = self._all_are(entities, Health.FAILED_OVER, failed_at)
-        self._until(lambda: self._view().acknowledged.backlog > by_backlog, "nothing went to the backlog")
         tell(f"{names(entities)} failed over after {failover_s:.1f} s: messages go to the backlog queues.")
+        self._until(
+            lambda: all(now > then for now, then in zip(self._by_backlog(entities), before, strict=True)),
+            f"not all of {names(entities)} had messages acknowledged by the backlog",
+        )
         self._for(4)
         tell(healing, f"{what} is up again")
         heal()
@@ -176,8 +180,11 @@ class _Acts:
         self._for(2)
         return Outage(what, failover_s, failback_s)
 
+    def _by_backlog(self, entities: Sequence[str]) -> list[int]:
+        return [line.counts.backlog for line in self._view().entities if line.target.name in entities]
+
     def _all_are(self, entities: Sequence[str], health: Health, since: float) -> float:
-        """Wait until the sink has told so of all; seconds until the last one was."""
+        """Wait until all of them are; seconds until the last one was."""
 
         def times() -> list[float | None]:
             return [self._scene.first_change(entity, health, since) for entity in entities]

@@ -40,8 +40,11 @@ class Watch:
             self.error = error
 
     def look(self) -> None:
-        for entity in self._board.snapshot().entities:
+        snapshot = self._board.snapshot()
+        for entity in snapshot.entities:
             self._scene.believe(entity.entity, entity.health)
+        for noted in snapshot.noted:
+            self._scene.change(noted.change.entity, noted.change.after, noted.wall_time)
         self._scene.measure(self._depth())
 
     def stop(self) -> None:

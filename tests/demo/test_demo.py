@@ -66,7 +66,7 @@ def test_the_whole_story_loses_nothing_and_leaves_nothing_but_what_it_was_asked_
         assert text in told
     assert sorted(path.name for path in kept.iterdir()) == ["ledger", "transfers"]
     # All that the JVM had in a temporary folder it had in ours.
-    usual = [line.split()[-1] for line in mapped.splitlines() if " /tmp/" in line]
+    usual = [line.split()[5] for line in mapped.splitlines() if " /tmp/" in line]
     assert jvm
     assert [path for path in usual if not path.startswith(str(playing.temporary))] == []
 
