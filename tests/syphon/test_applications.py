@@ -73,7 +73,8 @@ def test_after_an_outage_everything_is_where_it_was_meant_for_as_if_sent_directl
     def rows(start: int) -> list[dict[str, Any]]:
         """The same messages for both entities."""
         numbered = [(entity, number) for number in range(start, start + EACH) for entity in (direct, diverted)]
-        return [{**samples.row(entity, number), "message_id": f"m{number}"} for entity, number in numbered]
+        same = ({"message_id": f"m{number}", "body": f"body {number}".encode()} for _, number in numbered)
+        return [{**samples.row(*each), **alike} for each, alike in zip(numbered, same, strict=True)]
 
     def routes() -> Counter[str]:
         sent = [counts for batch in app.of("BatchSent") for counts in batch["entities"] if counts["entity"] == diverted]
