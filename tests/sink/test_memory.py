@@ -23,7 +23,7 @@ def test_the_memory_of_a_worker_is_flat_over_200_micro_batches(ground: SinkGroun
     options = ground.plain_options(failover_interval="60s", send_timeout="30s")
     with SinkApp(ground.folder, options, samples.PLAIN_DDL, "local[1]", **conf) as app:
         app.start()
-        batch = samples.plain([(entity, f"m{number}") for number in range(5000)])
+        batch = samples.plain([(entity, f"m{number}") for number in range(2000)])
         for _ in range(40):
             app.put(batch)
         app.await_told("BatchSent", 40, within=200)
