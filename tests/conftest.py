@@ -1,10 +1,9 @@
-"""What all tests share: a broker with two namespaces, and helpers that wait for a condition, never for a time."""
+"""What all tests share: the fixtures that users get too (`spark_sb_sink.testing`), and a Spark with Delta."""
 
 import os
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from delta import configure_spark_with_delta_pip
@@ -13,6 +12,13 @@ from pyspark.sql import SparkSession
 
 from spark_sb_sink.broker import BrokerProcess, NamespaceHandle
 from spark_sb_sink.java import JavaMissingError, require_java
+
+pytest.register_assert_rewrite("spark_sb_sink.testing")  # before it is imported here, as pytest asks for plugins
+from spark_sb_sink.testing import ServiceBusPair, await_that  # noqa: E402
+
+__all__ = ["await_that"]
+
+pytest_plugins = ["spark_sb_sink.testing"]
 
 # A machine that is busy with other things makes each example slow, which is no fault of the test.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -35,6 +41,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.databricks.delta.snapshotPartitions", "2")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
     )
@@ -44,22 +52,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[BrokerProcess]:
+def broker(servicebus_broker: BrokerProcess) -> BrokerProcess:
     """One broker for the whole run; each test makes entities of its own."""
-    with BrokerProcess("primary", "secondary") as running:
-        yield running
-        assert running.running, f"the broker died during the tests: {running.errors()}"
-        assert "Traceback" not in running.errors(), running.errors()
+    return servicebus_broker
 
 
 @pytest.fixture
-def namespace(broker: BrokerProcess) -> Iterator[NamespaceHandle]:
+def namespace(servicebus: ServiceBusPair) -> NamespaceHandle:
     """The primary namespace, without faults, before and after."""
-    handle = broker["primary"]
-    handle.undo()
-    yield handle
-    handle.undo()
-    handle.start()
+    return servicebus.primary
 
 
 @pytest.fixture
@@ -72,11 +73,3 @@ def name() -> str:
 def queue(namespace: NamespaceHandle, name: str) -> str:
     namespace.create_queue(name)
     return name
-
-
-def await_that(condition: Callable[[], object], within: float = 20.0) -> None:
-    """Wait until the condition holds; fail with its source line if it does not in time."""
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within} s"
-        time.sleep(0.02)

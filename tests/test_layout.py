@@ -32,8 +32,8 @@ TEST_COMMAND = "python -m venv .venv && .venv/bin/pip install -e '.[test]' && .v
 
 
 def library_files() -> list[Path]:
-    """All modules but the broker, the command that runs it, and the demo on it."""
-    apart = {PACKAGE / "commands" / "broker.py"}
+    """All modules but the broker, the command that runs it, the demo on it, and the fixtures that give it to tests."""
+    apart = {PACKAGE / "commands" / "broker.py", PACKAGE / "testing.py"}
     folders = {PACKAGE / "broker", PACKAGE / "demo"}
     return [path for path in sorted(PACKAGE.rglob("*.py")) if path not in apart and not folders & {*path.parents}]
 
