@@ -2,7 +2,7 @@
 
 import typer
 
-from spark_sb_sink.commands import broker, demo, syphon
+from spark_sb_sink.commands import broker, cost, demo, syphon
 
 app = typer.Typer(
     name="spark-sb-sink",
@@ -12,6 +12,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("broker")(broker.broker)
+app.command("cost")(cost.cost)
 app.command("demo")(demo.demo)
 app.command("syphon")(syphon.syphon)
 

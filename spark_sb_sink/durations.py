@@ -66,3 +66,11 @@ def format_duration(seconds: float) -> str:
     if seconds < 1 and milliseconds / 1000 == seconds:
         return f"{milliseconds}ms"
     return f"{Decimal(repr(seconds)):f}s"
+
+
+def spoken_duration(seconds: float) -> str:
+    """For people, in its two largest units: 42s, 5m 10s, 3h 20m, 2d 4h."""
+    whole = round(max(0.0, seconds))
+    parts = ((whole // 86_400, "d"), (whole // 3_600 % 24, "h"), (whole // 60 % 60, "m"), (whole % 60, "s"))
+    shown = [f"{count}{unit}" for count, unit in parts if count][:2]
+    return " ".join(shown) or "0s"

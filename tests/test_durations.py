@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_sb_sink.durations import format_duration, parse_duration
+from spark_sb_sink.durations import format_duration, parse_duration, spoken_duration
 from spark_sb_sink.errors import OptionError
 
 
@@ -110,3 +110,11 @@ def test_any_text_is_either_a_duration_or_refused(text: str) -> None:
 def test_what_cannot_be_read_back_is_not_written(seconds: float) -> None:
     with pytest.raises(OptionError, match="is no duration"):
         format_duration(seconds)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "spoken"),
+    [(0, "0s"), (0.4, "0s"), (59.6, "1m"), (310, "5m 10s"), (3600, "1h"), (12_345, "3h 25m"), (187_200, "2d 4h")],
+)
+def test_people_read_the_two_largest_units(seconds: float, spoken: str) -> None:
+    assert spoken_duration(seconds) == spoken
