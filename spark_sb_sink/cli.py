@@ -2,7 +2,7 @@
 
 import typer
 
-from spark_sb_sink.commands import broker, cost, demo, syphon
+from spark_sb_sink.commands import broker, cost, demo, pair, syphon
 
 app = typer.Typer(
     name="spark-sb-sink",
@@ -14,6 +14,7 @@ app = typer.Typer(
 app.command("broker")(broker.broker)
 app.command("cost")(cost.cost)
 app.command("demo")(demo.demo)
+app.command("pair")(pair.pair)
 app.command("syphon")(syphon.syphon)
 
 
