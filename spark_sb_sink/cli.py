@@ -2,7 +2,7 @@
 
 import typer
 
-from spark_sb_sink.commands import broker, cost, demo, pair, syphon
+from spark_sb_sink.commands import broker, cost, demo, pair, quarantine, replay, syphon
 
 app = typer.Typer(
     name="spark-sb-sink",
@@ -15,6 +15,8 @@ app.command("broker")(broker.broker)
 app.command("cost")(cost.cost)
 app.command("demo")(demo.demo)
 app.command("pair")(pair.pair)
+app.add_typer(quarantine.group)
+app.command("replay")(replay.replay)
 app.command("syphon")(syphon.syphon)
 
 

@@ -1,4 +1,4 @@
-"""The Delta tables of the option `state`: overflow, quarantine and ledger, made on first use.
+"""The Delta tables of the option `state`: overflow, quarantine, ledger and the rest, made on first use.
 
 A replay adds what is missing and nothing twice: rows of one micro-batch are compared by digest and by how many there
 are, so that also identical messages keep their number. Knows nothing of sending.
@@ -24,6 +24,7 @@ from spark_sb_sink.lanes import Table
 LEDGER = "ledger"
 TRANSFERS = "transfers"
 LEASE = "lease"
+REPLAYS = "replays"
 
 _BATCH = {
     "query_id": ("string", "the streaming query, or the run of a batch write"),
@@ -71,7 +72,15 @@ _LEASE_COLUMNS = {
     "holder": ("string", "which syphon has it"),
     "until": ("timestamp", "when others may take it"),
 }
+_REPLAYS_COLUMNS = {
+    "at": ("timestamp", "when they were sent again"),
+    "query_id": _BATCH["query_id"],
+    "batch_id": _BATCH["batch_id"],
+    "digest": ("string", "which rows of the quarantine"),
+    "count": ("bigint", "how many of them, where several are the same"),
+}
 _COLUMNS = {
+    REPLAYS: _REPLAYS_COLUMNS,
     TRANSFERS: _TRANSFERS_COLUMNS,
     LEASE: _LEASE_COLUMNS,
     Table.OVERFLOW.value: _UNSENT_COLUMNS,
@@ -187,21 +196,21 @@ class DeltaState:
 
     def note(self, entry: LedgerEntry) -> None:
         """Add an entry to the ledger."""
-        try:
-            self.make(LEDGER)
-            schema = ", ".join(f"{name} {spark}" for name, (spark, _) in _LEDGER_COLUMNS.items())
-            self._append(
-                LEDGER, self._spark.createDataFrame([_ledger_row(entry)], StructType.fromDDL(schema)).coalesce(1)
-            )
-        except PySparkException as error:
-            raise self._error(error) from error
+        self._note(LEDGER, [_ledger_row(entry)])
 
     def note_transfers(self, rows: Sequence[tuple[Any, ...]]) -> None:
         """Add what a syphon moved, as tuples in the order of the columns."""
+        self._note(TRANSFERS, rows)
+
+    def note_replays(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Add which rows of the quarantine were sent again, as tuples in the order of the columns."""
+        self._note(REPLAYS, rows)
+
+    def _note(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
         try:
-            self.make(TRANSFERS)
-            schema = ", ".join(f"{name} {spark}" for name, (spark, _) in _TRANSFERS_COLUMNS.items())
-            self._append(TRANSFERS, self._spark.createDataFrame(list(rows), StructType.fromDDL(schema)).coalesce(1))
+            self.make(table)
+            schema = ", ".join(f"{name} {spark}" for name, (spark, _) in _COLUMNS[table].items())
+            self._append(table, self._spark.createDataFrame(list(rows), StructType.fromDDL(schema)).coalesce(1))
         except PySparkException as error:
             raise self._error(error) from error
 

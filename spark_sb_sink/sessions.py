@@ -30,6 +30,8 @@ def local_session(name: str, *, delta: bool, cores: int = 4, **conf: str) -> Spa
         "spark.sql.shuffle.partitions": "2",
         "spark.log.level": "ERROR",
         "spark.ui.showConsoleProgress": "false",
+        # Delta's own tables are read in fifty tasks by default, which on one machine is most of the time they take.
+        "spark.databricks.delta.snapshotPartitions": "2",
         **conf,
     }
     builder = SparkSession.builder.appName(name).master(f"local[{cores}]")
