@@ -2,7 +2,7 @@
 
 import typer
 
-from spark_sb_sink.commands import broker, cost, demo, pair, quarantine, replay, syphon
+from spark_sb_sink.commands import broker, cost, demo, pair, quarantine, replay, status, syphon
 
 app = typer.Typer(
     name="spark-sb-sink",
@@ -17,6 +17,7 @@ app.command("demo")(demo.demo)
 app.command("pair")(pair.pair)
 app.add_typer(quarantine.group)
 app.command("replay")(replay.replay)
+app.command("status")(status.status)
 app.command("syphon")(syphon.syphon)
 
 
