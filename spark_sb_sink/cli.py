@@ -2,7 +2,7 @@
 
 import typer
 
-from spark_sb_sink.commands import broker, cost, demo, pair, quarantine, replay, status, syphon
+from spark_sb_sink.commands import broker, cost, demo, doctor, pair, quarantine, replay, status, syphon
 
 app = typer.Typer(
     name="spark-sb-sink",
@@ -14,6 +14,7 @@ app = typer.Typer(
 app.command("broker")(broker.broker)
 app.command("cost")(cost.cost)
 app.command("demo")(demo.demo)
+app.command("doctor")(doctor.doctor)
 app.command("pair")(pair.pair)
 app.add_typer(quarantine.group)
 app.command("replay")(replay.replay)
