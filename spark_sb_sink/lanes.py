@@ -3,9 +3,10 @@
 One thread feeds (the task), one loop sends. Knows nothing of Spark, rows or Arrow.
 """
 
+import asyncio
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -119,19 +120,34 @@ class Lanes:
         # What is larger than the bound goes alone.
         return self._in_flight == 0 or self._in_flight + size <= self._most
 
+    def has_room(self, size: int) -> bool:
+        """Whether so many bytes can be fed now."""
+        with self._changed:
+            return self._has_room(size)
+
     def feed(self, entity: str, messages: Sequence[bytes]) -> None:
         """Messages for one entity, behind those that it was fed before."""
+        self.feed_all({entity: messages})
+
+    def feed_all(self, streams: Mapping[str, Sequence[bytes]]) -> None:
+        """The same for several; the loop is woken once for all of them."""
         with self._changed:
             self._check()
-            self._in_flight += sum(map(len, messages))
-            lane = self._lanes.get(entity)
-            if lane is None:
-                lane = _Lane(self._factory.sender(entity, left=self._left), LaneTotals(entity))
-                self._lanes[entity] = lane
-            lane.waiting.append(messages)
-            if lane.work is None:
-                lane.work = self._factory.submit(self._run(lane))
-                lane.work.add_done_callback(self._ended)
+            idle = []
+            for entity, messages in streams.items():
+                self._in_flight += sum(map(len, messages))
+                lane = self._lanes.get(entity)
+                if lane is None:
+                    lane = _Lane(self._factory.sender(entity, left=self._left), LaneTotals(entity))
+                    self._lanes[entity] = lane
+                lane.waiting.append(messages)
+                if lane.work is None:
+                    idle.append(lane)
+            if idle:
+                work = self._factory.submit(self._run_all(idle))
+                for lane in idle:
+                    lane.work = work
+                work.add_done_callback(self._ended)
 
     def take(self) -> list[Aside]:
         """What could not be sent, since the last call."""
@@ -166,6 +182,12 @@ class Lanes:
             work.cancel()
 
     # In the loop
+
+    async def _run_all(self, lanes: Sequence[_Lane]) -> None:
+        if len(lanes) == 1:
+            await self._run(lanes[0])
+        else:
+            await asyncio.gather(*map(self._run, lanes))
 
     async def _run(self, lane: _Lane) -> None:
         while messages := self._next(lane):

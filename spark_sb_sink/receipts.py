@@ -14,6 +14,8 @@ from spark_sb_sink.lanes import LaneTotals, Table
 REPORT = "report"
 KIND, PAYLOAD, PARTITION = "kind", "report", "partition_id"
 
+REPORT_DDL = f"{PAYLOAD} binary"
+"""Where nothing but reports comes: Spark plans each column of each micro-batch."""
 DDL = ", ".join(
     [f"{KIND} string", f"{PAYLOAD} binary", f"{PARTITION} int"]
     + [f"`{name}` {spark}" for name, (spark, _, _) in stored.COLUMNS.items()]
@@ -22,6 +24,7 @@ _SCHEMA = pa.schema(
     [(KIND, pa.string()), (PAYLOAD, pa.binary()), (PARTITION, pa.int32())]
     + [(name, arrow) for name, (_, arrow, _) in stored.COLUMNS.items()]
 )
+_REPORT_SCHEMA = pa.schema([(PAYLOAD, pa.binary())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,10 @@ class TaskReport:
         return sum(entity.total for entity in self.entities)
 
 
-def report_batch(report: TaskReport) -> pa.RecordBatch:
-    """The report as one row."""
+def report_batch(report: TaskReport, *, alone: bool = False) -> pa.RecordBatch:
+    """The report as one row; `alone` without the columns of messages."""
+    if alone:
+        return pa.RecordBatch.from_arrays([pa.array([pickle.dumps(report)], pa.binary())], schema=_REPORT_SCHEMA)
     empty = stored.to_arrow([{}])
     return _batch([REPORT], [pickle.dumps(report)], [report.partition], empty)
 

@@ -6,7 +6,7 @@ decides. How messages are sent is the business of the paired factory that its wo
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,12 +107,18 @@ class _Task:
             part = rows.slice(start, step)
             encoded = encode_batch(part, self._plan, self._ids, int(time.time() * 1000))
             yield from self._put_aside(part, encoded)
-            for entity, found in encoded.entities.items():
-                size = sum(map(len, found.messages))
-                while not self.lanes.await_room(size):
-                    yield from self._unsent(self.lanes.take())
-                self.lanes.feed(entity, found.messages)
+            streams = {entity: found.messages for entity, found in encoded.entities.items()}
+            if self.lanes.has_room(sum(sum(map(len, messages)) for messages in streams.values())):
+                self.lanes.feed_all(streams)
+            else:
+                yield from self._feed_as_there_is_room(streams)
             yield from self._unsent(self.lanes.take())
+
+    def _feed_as_there_is_room(self, streams: Mapping[str, Sequence[bytes]]) -> Iterator[pa.RecordBatch]:
+        for entity, messages in streams.items():
+            while not self.lanes.await_room(sum(map(len, messages))):
+                yield from self._unsent(self.lanes.take())
+            self.lanes.feed(entity, messages)
 
     def _slice_rows(self, rows: pa.RecordBatch) -> int:
         """So many that a slice is a small part of what may be in flight."""
@@ -133,7 +139,8 @@ class _Task:
                 board=changes.mark.board,
                 changes=changes.noted,
                 missed=changes.missed,
-            )
+            ),
+            alone=not self._keep,
         )
 
     def _put_aside(self, part: pa.RecordBatch, encoded: EncodedBatch) -> Iterator[pa.RecordBatch]:

@@ -36,11 +36,11 @@ from spark_sb_sink.lanes import Table
 from spark_sb_sink.options import Ledger, Options
 from spark_sb_sink.outcome import check_conservation, failure_of
 from spark_sb_sink.pairing_keeper import PairingKeeper
-from spark_sb_sink.receipts import DDL, KIND, PAYLOAD, REPORT, read_report
+from spark_sb_sink.receipts import DDL, KIND, PAYLOAD, REPORT, REPORT_DDL, read_report
 from spark_sb_sink.rows import check_schema, fields_of_spark
 from spark_sb_sink.send_task import BatchPlan, SendTask
 from spark_sb_sink.shipping import Shipping
-from spark_sb_sink.spark_job import function_of, kept, require_classic, shuffled_before, steady_partitions
+from spark_sb_sink.spark_job import function_of, kept, require_classic, shuffled_before, steady_partitions, type_of
 from spark_sb_sink.syphon.beside import SyphonBeside
 
 _NEITHER_ID_NOR_PARTITION = (
@@ -188,7 +188,7 @@ class ServiceBusSink:
         """Before the first send of a query: what has to be there is there, or nothing is sent."""
         if state is not None:
             state.check()
-        if spark.sparkContext.getConf().get("spark.speculation", "false") == "true":
+        if spark.conf.get("spark.speculation", "false") == "true":
             self._tell(
                 Warned(
                     "spark.speculation is on: Spark may run a send task twice, and both send. Duplicates carry the "
@@ -215,10 +215,11 @@ class ServiceBusSink:
         started = time.monotonic()
         counted = Observation()
         rows_in = df.observe(counted, F.count(F.lit(1)).alias("rows"))
-        receipts = rows_in.mapInArrow(function_of(SendTask(batch, self._shipping.to(df.sparkSession))), DDL)
+        task = SendTask(batch, self._shipping.to(df.sparkSession))
+        receipts = rows_in.mapInArrow(function_of(task), type_of(REPORT_DDL if state is None else DDL))
         with steady_partitions(df.sparkSession), kept(receipts, state is not None):
-            found = receipts.where(F.col(KIND) == REPORT).select(PAYLOAD).collect()
-            reports = [read_report(row[0]) for row in found]
+            found = receipts if state is None else receipts.where(F.col(KIND) == REPORT).select(PAYLOAD)
+            reports = [read_report(row[0]) for row in found.collect()]
             counts = self._counts = counts_of(reports)
             rows = int(counted.get.get("rows", 0))
             changes = self._knowledge.learn(reports, batch.hints)

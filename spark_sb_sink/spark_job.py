@@ -1,11 +1,13 @@
 """How the sink's Spark job runs: partitioned as a replay will be, and once, however often its receipts are read."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from spark_sb_sink.errors import UnsupportedSparkError
 from spark_sb_sink.send_task import SendTask
@@ -26,6 +28,12 @@ def function_of(task: SendTask) -> Callable[[Iterable[pa.RecordBatch]], Iterator
         yield from task(batches)
 
     return send_to_service_bus
+
+
+@functools.cache
+def type_of(ddl: str) -> StructType:
+    """Read by the JVM, once: it is the same for all micro-batches."""
+    return StructType.fromDDL(ddl)
 
 
 _ADAPTIVE = (

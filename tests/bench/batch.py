@@ -17,6 +17,8 @@ from tests.bench.ground import CORES, Ground, ground
 from tests.bench.harness import Given, Row, Samples, arguments, finish, interleaved, tidy
 from tests.bench.plain import count_rows
 
+RUN = "bench"
+"""One query for all micro-batches, as in a stream."""
 CASES = {
     "healthy": (False, False),
     "healthy, with Delta": (False, True),
@@ -41,7 +43,7 @@ def timed(work: Callable[[], object]) -> Mapping[str, float]:
 def run_case(on: Ground, case: str, entities: int, rounds: int) -> Row:
     failed_over, delta = CASES[case]
     samples = Samples()
-    settings = {"failover_interval": "0s", "ping_interval": "30min"}
+    settings = {"failover_interval": "0s", "ping_interval": "30m"}
     if delta:
         settings["state"] = str(on.folder / f"state-{entities}-{failed_over}")
     with contextlib.ExitStack() as stack:
@@ -51,11 +53,14 @@ def run_case(on: Ground, case: str, entities: int, rounds: int) -> Row:
         if failed_over:
             stack.enter_context(on.primary.fault(Refuse()))
         for _ in range(2):
-            sink.write(df)
+            sink.write(df, run_id=RUN)
             bare(df, entities)
         interleaved(
             rounds,
-            {"ours": lambda: timed(lambda: sink.write(df)), "bare": lambda: timed(lambda: bare(df, entities))},
+            {
+                "ours": lambda: timed(lambda: sink.write(df, run_id=RUN)),
+                "bare": lambda: timed(lambda: bare(df, entities)),
+            },
             samples,
         )
         check(sink, entities * (rounds + 2), failed_over)
