@@ -76,9 +76,11 @@ class Filler:
 
     def _plain(self, waiting: deque[Message], limits: LinkLimits) -> Batch | None:
         """Many messages at a time, where none needs a look; None where one may."""
+        if len(waiting) < 2:
+            return None
         try:
             prefix = batch_prefix(waiting[0][1])
-        except (CodecError, IndexError):
+        except CodecError:
             return None
         room = limits.max_batch_size - len(prefix)
         pieces = [prefix]
