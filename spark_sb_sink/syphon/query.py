@@ -35,9 +35,9 @@ COUNT_TO = 100_000
 """Messages of one queue that are counted when a time limit has passed."""
 EMPTY_TURN = 2.0
 """Seconds of a turn while somebody waits for the backlog to be empty."""
-TURN = 20.0
+TURN = 10.0
 """Seconds of an idle turn. Long polls go on from turn to turn; a stop waits for the end of one."""
-STOP_WITHIN = 2 * TURN
+STOP_WITHIN = 4 * TURN
 OVERFLOW_EVERY = 30.0
 OVERFLOW_EVERY_WAITED_FOR = 1.0
 
@@ -109,12 +109,12 @@ class RunningSyphon:
         self._deal = split(self.options.backlog_queue_count, self.options.syphon_tasks)
         self._loop = DriverLoop("spark-sb-sink-syphon")
         self._overflow: OverflowThread | None = None
+        self._keeper: PairingKeeper | None = PairingKeeper(self.options)
         self.moved = 0
         self._write = threading.Lock()
         self._turning = threading.Lock()
         self._stopping = threading.Event()
         try:
-            self._keeper = PairingKeeper(self.options)
             self._loop.run(self._keeper.start())
             if self.options.state is not None:
                 DeltaState(spark, self.options.state).check()
@@ -214,7 +214,8 @@ class RunningSyphon:
                 self._one_turn(df, batch_id)
 
     def _one_turn(self, df: DataFrame, batch_id: int) -> None:
-        self._keeper.check()
+        if self._keeper is not None:
+            self._keeper.check()
         rate = self._share()
         turn = Turn(EMPTY_TURN, 1, rate) if self._until_empty else Turn(TURN, rate=rate)
         reports = self._run_tasks(df.sparkSession, turn)
@@ -274,9 +275,10 @@ class RunningSyphon:
     def _let_go(self) -> None:
         if self._overflow is not None:
             self._overflow.stop()
-        with contextlib.suppress(AttributeError, RuntimeError):
+        if self._keeper is not None:
             self._loop.run(self._keeper.stop())
-        self._loop.close()
+            self._keeper = None
+            self._loop.close()
 
     def __enter__(self) -> "RunningSyphon":
         return self

@@ -136,8 +136,9 @@ def test_a_stop_ends_the_turn_first_and_leaves_nothing_locked(ground: SinkGround
     fault = ground.primary.hang(Reject(), entity)
     ground.sink(failover_interval="0s", ping_interval="30m").write(ground.rows([entity], 400))
     ground.primary.undo(fault)
-    with syphon(ground, max_rate=40).start(ground.spark):
+    with syphon(ground, max_rate=40).start(ground.spark) as running:
         await_that(lambda: ground.accepted(entity) > 0, 60)
+        running.stop()  # and once more at the end of the block, which does no harm
     assert 0 < ground.accepted(entity) < 400, "it was not stopped in its middle"
     counts = [ground.secondary.counts(ground.queue(number)) for number in range(2)]
     assert sum(count["locked"] for count in counts) == 0
