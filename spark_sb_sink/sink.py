@@ -270,8 +270,8 @@ class ServiceBusSink:
                     )
 
     def _note(self, entry: LedgerEntry, state: DeltaState) -> None:
-        told = self.options.ledger is Ledger.EVERY_BATCH or entry.changes or not entry.finished
-        if not told and all(counts.primary == counts.total for counts in entry.entities):
+        wanted = self.options.ledger is Ledger.EVERY_BATCH or entry.changes or not entry.finished
+        if not wanted and all(counts.primary == counts.total for counts in entry.entities):
             self._quiet_batches += 1
             self._quiet_rows += entry.rows
             return
