@@ -89,8 +89,8 @@ def test_columns_of_every_type_that_the_contract_takes_come_through_spark(ground
     name = ground.entity()
     types = {
         "a": "interval '1 01:00:00.5' day to second AS time_to_live, map('n', 1Y) AS application_properties",
-        "b": "2.5 AS time_to_live, named_struct('n', 7S, 'f', float(0.5), 'no', NULL) AS application_properties",
-        "c": "float(2.5) AS time_to_live, map('t', timestamp_ntz'2026-03-01 12:00:00') AS application_properties",
+        "b": "3600.5 AS time_to_live, named_struct('n', 7S, 'f', float(0.5), 'no', NULL) AS application_properties",
+        "c": "float(3600.5) AS time_to_live, map('t', timestamp_ntz'2026-03-01 12:00:00') AS application_properties",
         "d": "interval '3' minute AS time_to_live, NULL AS application_properties, char(65) AS subject",
         "e": "NULL AS time_to_live, NULL AS session_id, timestamp_ntz'2020-01-01 00:00:00' AS scheduled_enqueue_time",
         "f": "'key' AS partition_key, map('b', X'00ff') AS application_properties, map_keys(map('x', 1))[0] AS subject",
@@ -102,7 +102,7 @@ def test_columns_of_every_type_that_the_contract_takes_come_through_spark(ground
     assert {b"".join(message.body) for message in found.values()} == {"ü".encode()}
     lifetimes = [found[message].time_to_live for message in "abcde"]
     seconds = [None if ttl is None else ttl.total_seconds() for ttl in lifetimes]
-    assert seconds == [86400 + 3600 + 0.5, 2.5, 2.5, 180, None]
+    assert seconds == [86400 + 3600 + 0.5, 3600.5, 3600.5, 180, None]
     properties = [found[message].application_properties for message in "abcdef"]
     noon = int(datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp() * 1000)
     assert properties == [{b"n": 1}, {b"n": 7, b"f": 0.5}, {b"t": noon}, None, None, {b"b": b"\0\xff"}]
