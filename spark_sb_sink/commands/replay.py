@@ -95,5 +95,5 @@ def _show(outcome: "Replayed", dry_run: bool) -> None:
         return
     out.print(
         f"{number(outcome.sent)} of {number(outcome.matched)} sent, {number(outcome.primary)} of them to the primary, "
-        f"{number(outcome.backlog)} to the backlog; {number(outcome.matched - outcome.sent)} stay in quarantine."
+        f"{number(outcome.backlog)} to the backlog; {number(outcome.matched - outcome.sent)} left in quarantine."
     )
