@@ -10,10 +10,12 @@ from spark_sb_sink.errors import SparkSbSinkError, redact
 
 MOST_LINES = 12
 NEXT = (
-    "{program} demo --keep demo-state  # again, with Delta tables to look at",
-    "{program} broker --help           # to break things yourself",
-    "{program} syphon --help           # for your own namespaces, see conf/",
+    "{program} demo --keep demo-state",
+    "{program} doctor --conf-file conf/connection-strings.toml",
+    "{program} pair --conf-file conf/connection-strings.toml --dry-run",
 )
+"""The tables that were written; whether one's own namespaces will do; what would be made there."""
+NEXT_TITLE = "What to type next (the last two with SERVICEBUS_PRIMARY and _SECONDARY set):"
 NO_JARS = (
     "Spark could not get Delta's jars. The first time it needs Maven Central: look at network and proxy, try again."
 )
@@ -61,7 +63,7 @@ def _verdict(found: Reckoning, seconds: float) -> list[str]:
 def next_lines(kept: Path | None, program: str) -> list[str]:
     """Where to go from here."""
     told = [] if kept is None else ["", f"The Delta tables are kept in {kept}."]
-    return [*told, "", "What to type next:", *(f"  {line.format(program=program)}" for line in NEXT)]
+    return [*told, "", NEXT_TITLE, *(f"  {line.format(program=program)}" for line in NEXT)]
 
 
 def failure_lines(error: BaseException, log: str) -> list[str]:

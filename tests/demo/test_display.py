@@ -5,9 +5,11 @@ import os
 import pty
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TextIO
 
 import pytest
+from typer.testing import CliRunner
 
 from spark_sb_sink.cli import app
 from spark_sb_sink.demo.display import LiveDisplay, PlainDisplay, bar, clock, display_for, numbers, sentence
@@ -17,6 +19,7 @@ from spark_sb_sink.errors import OptionError
 from spark_sb_sink.events import BatchSent, Moved, RouteCounts, SyphonTurn
 from spark_sb_sink.failover import Health
 
+ROOT = Path(__file__).resolve().parents[2]
 TARGETS = (Target("orders", "queue"), Target("invoices", "queue"), Target("events", "topic"))
 
 
@@ -119,12 +122,23 @@ def test_the_bar_is_as_long_as_the_backlog_is_deep(depth: int, deepest: int, sho
 
 
 def test_each_line_of_what_to_type_next_is_a_command_that_there_is() -> None:
-    assert len(NEXT) == 3
-    known = {command.name for command in app.registered_commands}
-    for line in next_lines(None, "spark-sb-sink")[2:]:
-        program, command, *_ = shlex.split(line, comments=True)
-        assert (program, command in known) == ("spark-sb-sink", True)
-        assert len(line) <= 79
+    _, title, *lines = next_lines(None, "spark-sb-sink")
+    assert len(lines) == len(NEXT) == 3
+    assert all(len(line) <= 79 for line in (title, *lines))
+    for line in lines:
+        program, command, *options = shlex.split(line)
+        assert program == "spark-sb-sink"
+        told = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+        assert told.exit_code == 0, f"there is no {command}"
+        for option in options:
+            if option.startswith("--"):
+                assert option in told.output
+            elif option.endswith(".toml"):
+                assert (ROOT / option).is_file()
+
+
+def test_what_was_kept_is_told_before() -> None:
+    assert next_lines(Path("/some/where"), "x")[1] == "The Delta tables are kept in /some/where."
 
 
 class TestFailureLines:
