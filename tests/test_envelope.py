@@ -308,3 +308,50 @@ def test_arbitrary_bytes_are_restored_or_give_a_documented_error(message):
             attempt()
         except CodecError:
             continue
+
+
+PLAIN = encode_message(b"x", message_id="m@@@@@@@@@@@@")
+# As most deliveries have it: numbers of the broker's, and nothing else.
+USUAL = {
+    "x_opt_sequence_number": Long(2**40),
+    "x_opt_enqueued_time": Timestamp(T0),
+    "x_opt_message_state": 0,
+    "x_opt_locked_until": Timestamp(T0 + 60_000),
+}
+
+
+def delivered(**annotations: object) -> bytes:
+    """A plain message out of a backlog queue, with these annotations and a header that counts deliveries."""
+    pairs = tuple((Symbol(name.replace("_", "-")), value) for name, value in annotations.items())
+    header = section_prefix(HEADER) + encode_value([None, None, None, None, UInt(3)])
+    return header + section_prefix(MESSAGE_ANNOTATIONS) + encode_value(Map(pairs)) + wrap(PLAIN, "orders")
+
+
+def test_the_usual_annotations_of_the_broker_are_dropped_and_the_enqueued_time_is_told():
+    restored = restore(delivered(**USUAL), now_ms=T0 + HOUR)
+    assert (restored.path, restored.message, restored.enqueued_ms) == ("orders", PLAIN, T0)
+    assert restore(delivered(x_opt_sequence_number=Long(1))).enqueued_ms is None
+
+
+@pytest.mark.parametrize(
+    "own", [{"x_opt_mine": Long(1)}, {"x_opt_partition_key": "k"}, {"mine": "x-opt-enqueued-time"}]
+)
+def test_an_annotation_of_the_senders_among_them_is_kept(own):
+    restored = restore(delivered(**USUAL, **own), now_ms=T0 + HOUR)
+    [(name, value)] = own.items()
+    kept = section_prefix(MESSAGE_ANNOTATIONS) + encode_value(Map(((Symbol(name.replace("_", "-")), value),)))
+    assert (restored.message, restored.enqueued_ms) == (kept + PLAIN, T0)
+
+
+def test_annotations_that_claim_another_number_than_they_have_are_malformed():
+    raw = delivered(**USUAL)
+    at = raw.index(section_prefix(MESSAGE_ANNOTATIONS)) + 5
+    assert raw[at - 2] == 0xC1
+    assert raw[at] == 2 * len(USUAL)
+    with pytest.raises(MalformedMessageError):
+        restore(raw[:at] + bytes((2 * len(USUAL) + 2,)) + raw[at + 1 :])
+
+
+def test_of_two_messages_with_the_same_properties_each_has_its_own_session_and_times():
+    first, second = (encode_message(b"x", message_id="m", session_id=session) for session in ("a", "b"))
+    assert [restore(wrap(each, "orders")).message for each in (first, second, first)] == [first, second, first]

@@ -109,6 +109,34 @@ def test_what_is_fed_piece_by_piece_arrives_in_its_order_and_leaves_nothing_in_f
     assert (aside, lanes.in_flight) == ([], 0)
 
 
+def test_what_several_entities_are_fed_at_once_arrives_at_each(ground: Ground) -> None:
+    lanes = ground.lanes()
+    ground.hold("orders", lanes)
+    lanes.feed_all({"orders": messages(3, start=1), "bills": messages(3), "returns": messages(2)})
+    await_that(lambda: len(ground.arrived("bills")) == 3 and len(ground.arrived("returns")) == 2)
+    ground.network.shut.clear()
+    totals, _ = finish(lanes)
+    assert ground.arrived("orders") == ["m0", "m1", "m2", "m3"]
+    assert {entity: lane.primary for entity, lane in totals.items()} == {"orders": 4, "bills": 3, "returns": 2}
+    assert lanes.in_flight == 0
+    lanes.feed_all({"bills": messages(1, start=3), "returns": messages(1, start=2)})
+    assert {entity: lane.primary for entity, lane in finish(lanes)[0].items()} == {
+        "orders": 4,
+        "bills": 4,
+        "returns": 3,
+    }
+
+
+def test_there_is_room_until_the_bound(ground: Ground) -> None:
+    lanes = ground.lanes(bound=1000)
+    assert lanes.has_room(5000)
+    held = sum(map(len, ground.hold("orders", lanes, size=700)))
+    assert lanes.has_room(1000 - held)
+    assert not lanes.has_room(1001 - held)
+    ground.network.shut.clear()
+    finish(lanes)
+
+
 def test_what_waits_behind_a_send_goes_out_in_one_batch(ground: Ground) -> None:
     lanes = ground.lanes()
     ground.hold("orders", lanes)

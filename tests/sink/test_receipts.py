@@ -12,7 +12,17 @@ from spark_sb_sink.board_records import NotedChange
 from spark_sb_sink.errors import AllBacklogsOutError, MisconfiguredSendError
 from spark_sb_sink.failover import Health, StateChange
 from spark_sb_sink.lanes import LaneTotals, Table
-from spark_sb_sink.receipts import DDL, KIND, PARTITION, PAYLOAD, REPORT, TaskReport, read_report, report_batch
+from spark_sb_sink.receipts import (
+    DDL,
+    KIND,
+    PARTITION,
+    PAYLOAD,
+    REPORT,
+    REPORT_DDL,
+    TaskReport,
+    read_report,
+    report_batch,
+)
 from spark_sb_sink.receipts import unsent_batch as unsent
 
 REFUSED = MisconfiguredSendError(namespace="west", entity="bills", claim="Send", detail="no")
@@ -82,3 +92,10 @@ def test_every_receipt_has_the_columns_that_spark_is_told() -> None:
 def test_a_receipt_that_holds_something_else_is_refused() -> None:
     with pytest.raises(TypeError, match="holds a dict, not a TaskReport"):
         read_report(pickle.dumps({}))
+
+
+def test_a_report_that_comes_alone_has_no_other_column() -> None:
+    back = through_arrow(report_batch(REPORT_OF_ALL, alone=True))
+    assert back.schema.names == [PAYLOAD]
+    assert f"{PAYLOAD} binary" == REPORT_DDL
+    assert str(read_report(back.column(PAYLOAD)[0].as_py())) == str(REPORT_OF_ALL)
