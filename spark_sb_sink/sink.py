@@ -188,7 +188,7 @@ class ServiceBusSink:
         """Before the first send of a query: what has to be there is there, or nothing is sent."""
         if state is not None:
             state.check()
-        if spark.conf.get("spark.speculation", "false") == "true":
+        if spark.sparkContext.getConf().get("spark.speculation", "false") == "true":
             self._tell(
                 Warned(
                     "spark.speculation is on: Spark may run a send task twice, and both send. Duplicates carry the "

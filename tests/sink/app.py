@@ -25,6 +25,8 @@ import pyarrow.parquet as pq
 from tests.conftest import await_that
 
 OPTIONS = "SINK_OPTIONS"
+QUICK_JVM = "-XX:TieredStopAtLevel=1"
+THRIFTY_DELTA = {"spark.databricks.delta.snapshotPartitions": "2"}
 
 
 class SinkApp:
@@ -41,7 +43,8 @@ class SinkApp:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> Self:
-        conf = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", **self._conf}
+        quick = dict.fromkeys(("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"), QUICK_JVM)
+        conf = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", **quick, **THRIFTY_DELTA, **self._conf}
         arguments = [str(self.files), str(self.folder / "checkpoint"), self._schema, self._master, json.dumps(conf)]
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
