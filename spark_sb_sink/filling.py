@@ -22,9 +22,6 @@ MOST_MESSAGES = 4500
 _ALIAS = b"-ms-"
 """What the names of the envelope's own properties have in them, and few bodies; without their x, it is found faster."""
 
-_STEP = 512
-"""Messages that are looked at together: a good part of a batch, and not many more than the last one has room for."""
-
 Message = tuple[int, bytes]
 """Its place in the stream of its entity, and its bytes as they were given."""
 
@@ -86,7 +83,8 @@ class Filler:
         pieces = [prefix]
         count, most = 0, self._most
         coming = iter(waiting)
-        while room > 0 and (wire := [message for _, message in islice(coming, min(_STEP, most - count))]):
+        typical = len(waiting[0][1])
+        while room > 0 and (wire := [message for _, message in islice(coming, min(most - count, 1 + room // typical))]):
             heads = [DATA_HEADS[size] if size < FEW else data_head(size) for size in map(len, wire)]
             if max(map(len, wire)) > limits.max_message_size:
                 return None
@@ -95,6 +93,7 @@ class Filler:
             pieces += chain.from_iterable(zip(heads[:fitting], wire, strict=False))
             count += fitting
             room = room - ends[-1] if fitting == len(wire) else 0
+            typical = ends[-1] // len(wire)
         payload = b"".join(pieces)
         if count < 2 or _ALIAS in payload:
             return None
