@@ -75,7 +75,7 @@ def test_the_whole_story_loses_nothing_and_leaves_nothing_but_what_it_was_asked_
 def test_a_signal_while_spark_starts_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
     with demo(tmp_path) as playing:
         # Not the one that is only asked for its version before.
-        await_that(lambda: playing.said("Spark starts") and playing.java(), 60)
+        await_that(lambda: playing.said("two namespaces") and playing.java(), 60)
         playing.process.send_signal(number)
         assert playing.wait(60) == 128 + number
         assert playing.left_behind() == []
