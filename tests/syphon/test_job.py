@@ -98,9 +98,11 @@ def test_a_drain_tells_what_it_moved_or_what_is_left(ground: SinkGround, capsys:
     assert json.loads(capsys.readouterr().out) == {"empty": True, "moved": 20, "left": {}, "overflow_empty": True}
 
 
-@pytest.mark.parametrize("until_empty", [True, False], ids=["until empty", "for ever"])
+@pytest.mark.parametrize(
+    ("until_empty", "number"), [(True, signal.SIGINT), (False, signal.SIGTERM)], ids=["until empty", "for ever"]
+)
 def test_a_signal_ends_it_and_what_is_left_is_told(
-    ground: SinkGround, capsys: pytest.CaptureFixture[str], until_empty: bool
+    ground: SinkGround, capsys: pytest.CaptureFixture[str], until_empty: bool, number: int
 ) -> None:
     entity = ground.entity()
     fault = ground.primary.hang(Reject(), entity)
@@ -109,7 +111,7 @@ def test_a_signal_ends_it_and_what_is_left_is_told(
 
     def interrupt() -> None:
         await_that(lambda: ground.accepted(entity) > 0, 60)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
     waiting = threading.Thread(target=interrupt)
     waiting.start()
