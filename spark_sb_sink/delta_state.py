@@ -216,9 +216,7 @@ class DeltaState:
 
     def note_lease(self, name: str, until: datetime) -> None:
         """A lease that nobody holds."""
-        self.make(LEASE)
-        schema = ", ".join(f"{column} {spark}" for column, (spark, _) in _LEASE_COLUMNS.items())
-        self._append(LEASE, self._spark.createDataFrame([(name, "", until)], StructType.fromDDL(schema)).coalesce(1))
+        self._note(LEASE, [(name, "", until)])
 
     def sql_name(self, table: str) -> str:
         """The table as SQL names it."""

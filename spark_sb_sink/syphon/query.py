@@ -27,7 +27,7 @@ from spark_sb_sink.pairing_keeper import PairingKeeper
 from spark_sb_sink.shipping import Shipping
 from spark_sb_sink.syphon.empty import is_empty
 from spark_sb_sink.syphon.overflow_drain import OverflowDrain, OverflowSent, OverflowThread
-from spark_sb_sink.syphon.rate import OVERFLOW_SHARE
+from spark_sb_sink.syphon.rate import task_share
 from spark_sb_sink.syphon.slots import check_slots
 from spark_sb_sink.syphon.turn import DDL, Patience, Turn, TurnReport, read_turn, split, turn_task
 
@@ -135,11 +135,8 @@ class RunningSyphon:
 
     def _share(self) -> float | None:
         """A task's share of `max_rate`, which is for all tasks together, and for the overflow with them."""
-        rate = self.options.max_rate
-        if rate is None:
-            return None
         draining = self._overflow is not None and not self._overflow.drained.is_set()
-        return rate * (1 - OVERFLOW_SHARE if draining else 1.0) / self.options.syphon_tasks
+        return task_share(self.options.max_rate, self.options.syphon_tasks, overflow=draining)
 
     def _overflow_thread(self, spark: SparkSession) -> OverflowThread:
         drain = OverflowDrain(spark, self.options, self._shipping.to(spark), self._overflow_sent, self._name)

@@ -9,6 +9,11 @@ OVERFLOW_SHARE = 0.5
 """Of the rate, while both the backlog and the overflow are drained."""
 
 
+def task_share(rate: float | None, tasks: int, *, overflow: bool) -> float | None:
+    """What one task may send a second, beside the other tasks and, while that is drained, the overflow."""
+    return None if rate is None else rate * (1 - OVERFLOW_SHARE if overflow else 1.0) / tasks
+
+
 @dataclass
 class Bucket:
     """At most `rate` messages a second, over all who ask; no limit without a rate."""

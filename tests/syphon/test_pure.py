@@ -1,11 +1,12 @@
 """The parts of the syphon that need neither time nor network."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_sb_sink.failover import Health
 from spark_sb_sink.syphon.planning import LANE_SHARE, PROBE, Can, Do, Halving, ability, appetite, decide, fitting
-from spark_sb_sink.syphon.rate import Bucket
+from spark_sb_sink.syphon.rate import OVERFLOW_SHARE, Bucket, task_share
 from spark_sb_sink.syphon.receipts import Ledger
 
 CANS = st.lists(st.sampled_from(Can), max_size=5)
@@ -90,6 +91,14 @@ def test_no_more_goes_out_than_the_rate_allows(rate: float, asked: list[tuple[fl
         assert sent <= now * rate + bucket.burst + 1e-3
     wait = bucket.wait(now)
     assert bucket.take(now + wait + 1e-6, 1) == 1
+
+
+@given(st.floats(1, 1e6), st.integers(1, 50), st.booleans())
+def test_all_tasks_and_the_overflow_together_keep_the_rate(rate: float, tasks: int, overflow: bool) -> None:
+    share = task_share(rate, tasks, overflow=overflow)
+    assert share is not None
+    assert share * tasks + (rate * OVERFLOW_SHARE if overflow else 0) == pytest.approx(rate)
+    assert task_share(None, tasks, overflow=overflow) is None
 
 
 def test_without_a_rate_all_may_go() -> None:

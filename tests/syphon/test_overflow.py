@@ -1,0 +1,51 @@
+"""The overflow's sending core without Spark: it keeps its share of the rate, and what cannot be sent is quarantined."""
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+
+from spark_sb_sink.factory import factory_for
+from spark_sb_sink.options import Options
+from spark_sb_sink.receipts import KIND, PAYLOAD, REPORT, read_report
+from spark_sb_sink.syphon.overflow import EXPIRED, send
+from spark_sb_sink.syphon.rate import OVERFLOW_SHARE
+from tests.syphon.field import Field, message
+
+
+def rows(entity: str, messages: list[bytes], stored_at: datetime | None = None) -> pa.RecordBatch:
+    moments = pa.array([stored_at or datetime.now(UTC)] * len(messages), pa.timestamp("us", "UTC"))
+    columns = [pa.array([entity] * len(messages)), pa.array(messages, pa.binary()), moments]
+    return pa.RecordBatch.from_arrays(columns, names=["entity", "message", "stored_at"])
+
+
+def sent(field: Field, options: Options, batch: pa.RecordBatch) -> list[dict[str, object]]:
+    try:
+        return [row for out in send(options, 0, [batch], str(field.folder)) for row in out.to_pylist()]
+    finally:
+        factory = factory_for(options, field.folder)
+        factory.close()
+        factory.board.close()
+
+
+def test_no_more_than_its_share_of_the_rate_goes_out(field: Field) -> None:
+    entity, rate = field.entity(), 40
+    begun = time.monotonic()
+    sent(field, field.options(max_rate=rate), rows(entity, [message(n) for n in range(50)]))
+    elapsed = time.monotonic() - begun
+    assert field.accepted(entity) == 50
+    assert rate * OVERFLOW_SHARE * (elapsed + 1) >= 50
+
+
+def test_what_is_malformed_or_has_no_time_left_is_quarantined_and_the_rest_arrives(field: Field) -> None:
+    entity = field.entity()
+    long_ago = datetime.now(UTC) - timedelta(hours=1)
+    made = int(long_ago.timestamp() * 1000)
+    messages = [message("over", ttl_ms=1000, created_ms=made), b"\x00not AMQP", message("good")]
+    found = sent(field, field.options(ttl="deduct"), rows(entity, messages, long_ago))
+    assert field.taken(entity) == {"mgood": 1}
+    reasons = [str(row["reason"]) for row in found if row[KIND] == "quarantine"]
+    assert reasons[0] == EXPIRED
+    assert "cannot be sent" in reasons[1]
+    [report] = [read_report(bytes(row[PAYLOAD])) for row in found if row[KIND] == REPORT]  # type: ignore[call-overload]
+    assert (report.rows, report.total) == (3, 3)
