@@ -1,20 +1,23 @@
 """`doctor`: each check says ok, warn or fail, and what to do about it."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from spark_sb_sink import doctor_machine, doctor_service
+from spark_sb_sink.broker import BrokerProcess
 from spark_sb_sink.broker.faults import Refuse
+from spark_sb_sink.doctor_entities import SHOWN
 from spark_sb_sink.doctor_service import Seen
 from spark_sb_sink.findings import Finding, Verdict
 from spark_sb_sink.namespaces import NamespaceOptions
 from spark_sb_sink.options import Options
 from spark_sb_sink.testing import ServiceBusPair
 from tests.commands.conftest import ConfFile
-from tests.commands.support import Done, run, sentence
+from tests.commands.support import Done, run, sentence, toml
 from tests.commands.tables import Tables
 
 FITS = {
@@ -31,12 +34,21 @@ def doctor(file: Path, *arguments: str) -> tuple[Done, dict[str, dict[str, str]]
     return done, {each["check"]: each for each in done.json["checks"]}
 
 
-def test_a_good_pair_passes_and_duplicate_detection_is_told(servicebus: ServiceBusPair, conf_file: ConfFile) -> None:
-    servicebus.primary.create_queue("orders", requires_duplicate_detection=True, duplicate_window=86_400)
-    servicebus.primary.create_topic("news", requires_duplicate_detection=True, duplicate_window=600)
-    servicebus.primary.create_queue("plain")
-    assert run("pair", "--conf-file", conf_file()).code == 0
-    done, found = doctor(conf_file())
+@pytest.fixture
+def untouched() -> Iterator[ServiceBusPair]:
+    """A broker that no other test has made entities in: without names, the doctor looks at all that there are."""
+    with BrokerProcess("primary", "secondary") as running:
+        yield ServiceBusPair(running["primary"], running["secondary"])
+
+
+def test_a_good_pair_passes_and_duplicate_detection_is_told(untouched: ServiceBusPair, tmp_path: Path) -> None:
+    untouched.primary.create_queue("orders", requires_duplicate_detection=True, duplicate_window=86_400)
+    untouched.primary.create_topic("news", requires_duplicate_detection=True, duplicate_window=600)
+    untouched.primary.create_queue("plain")
+    file = tmp_path / "pair.toml"
+    file.write_text(toml(untouched.options()))
+    assert run("pair", "--conf-file", file).code == 0
+    done, found = doctor(file)
     assert done.code == 0
     assert done.json["ok"]
     for check in (
@@ -56,9 +68,23 @@ def test_a_good_pair_passes_and_duplicate_detection_is_told(servicebus: ServiceB
     assert "window of 1d" in found["duplicates on orders"]["found"]
     assert "longer than that lets duplicates through" in found["duplicates on news"]["cure"]
     assert found["duplicates on plain"]["verdict"] == "warn"
-    _, named = doctor(conf_file(), "--entity", "orders")
+    _, named = doctor(file, "--entity", "orders")
     assert named["Send on orders"]["verdict"] == "ok"
     assert "duplicates on plain" not in named
+
+
+def test_of_many_entities_the_first_are_told_and_the_rest_counted(untouched: ServiceBusPair, tmp_path: Path) -> None:
+    names = [f"q{number:02}" for number in range(SHOWN + 3)]
+    for name in names:
+        untouched.primary.create_queue(name)
+    file = tmp_path / "pair.toml"
+    file.write_text(toml(untouched.options()))
+    _, found = doctor(file)
+    assert [name for name in names if f"duplicates on {name}" in found] == names[:SHOWN]
+    assert found["duplicate detection"]["found"].startswith("3 more entities")
+    assert "--entity" in found["duplicate detection"]["found"]
+    _, named = doctor(file, "--entity", names[-1])
+    assert f"duplicates on {names[-1]}" in named, "one that is named is told, however many there are"
 
 
 def test_missing_queues_and_entities_are_told(conf_file: ConfFile) -> None:
