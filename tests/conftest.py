@@ -1,6 +1,8 @@
 """What all tests share: the fixtures that users get too (`spark_sb_sink.testing`), and a Spark with Delta."""
 
 import os
+import signal
+import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from spark_sb_sink.broker import BrokerProcess, NamespaceHandle
 from spark_sb_sink.java import JavaMissingError, require_java
+from tests import jvm
 
 pytest.register_assert_rewrite("spark_sb_sink.testing")  # before it is imported here, as pytest asks for plugins
 from spark_sb_sink.testing import ServiceBusPair, await_that  # noqa: E402
@@ -28,6 +31,26 @@ settings.load_profile("unhurried")
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
 
+_making = pytest.StashKey[subprocess.Popen[bytes]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Once for a run, before its workers start: how JVMs begin."""
+    if hasattr(config, "workerinput") or jvm.OPTIONS in os.environ:
+        return
+    archive = jvm.archive_in(config.cache.mkdir("jvm"))
+    os.environ[jvm.OPTIONS] = jvm.options(archive)
+    if archive is not None and not archive.exists() and config.getoption("numprocesses", None):
+        config.stash[_making] = jvm.begin(archive)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    making = config.stash.get(_making, None)
+    if making is not None and making.poll() is None:
+        os.killpg(making.pid, signal.SIGKILL)
+        making.wait()
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Local Spark with Delta."""
@@ -42,8 +65,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.databricks.delta.snapshotPartitions", "2")
-        # What runs for minutes only is not worth the best code that the JVM could make of it.
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")

@@ -22,10 +22,11 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.conftest import await_that
+from spark_sb_sink.testing import await_that
+from tests import jvm
 
 OPTIONS = "SINK_OPTIONS"
-QUICK_JVM = "-XX:TieredStopAtLevel=1"
+QUICK_JVM = os.environ.get(jvm.OPTIONS, jvm.SHORT_LIVED)
 THRIFTY_DELTA = {"spark.databricks.delta.snapshotPartitions": "2"}
 
 
@@ -43,7 +44,7 @@ class SinkApp:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> Self:
-        quick = dict.fromkeys(("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"), QUICK_JVM)
+        quick = {"spark.executor.extraJavaOptions": QUICK_JVM}
         conf = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", **quick, **THRIFTY_DELTA, **self._conf}
         arguments = [str(self.files), str(self.folder / "checkpoint"), self._schema, self._master, json.dumps(conf)]
         with self._log.open("a") as log:
