@@ -29,7 +29,7 @@ from spark_sb_sink.outcome import check_conservation, failure_of
 from spark_sb_sink.pairing import pair
 from spark_sb_sink.pairing_keeper import MAY_PASS
 from spark_sb_sink.pairing_marks import pair_once
-from spark_sb_sink.receipts import PAYLOAD, TaskReport, read_report
+from spark_sb_sink.receipts import REPORT, TaskReport, read_report
 from spark_sb_sink.rows import RowPlan, check_schema, fields_of_spark
 from spark_sb_sink.send_task import BatchPlan, executor_folder, run
 
@@ -107,7 +107,7 @@ class _Writer:
         batch = BatchPlan(self.plan, query_id, batch_id, keep_unsent=False)
         report = None
         for receipt in run(batch, self.options, partition, batches, executor_folder()):
-            report = read_report(receipt.column(PAYLOAD)[0].as_py())
+            report = read_report(receipt.column(REPORT)[0].as_py())
         return Receipt(report)
 
     def end(self, query_id: str, batch_id: int, messages: Sequence[WriterCommitMessage | None]) -> None:

@@ -1,8 +1,12 @@
-"""What a send task hands to the driver, as Arrow rows: its report, and before it the messages that were not sent."""
+"""What a send task hands to the driver, as Arrow rows: its report, and before it the messages that were not sent.
+
+Messages are packed, many in one row: Spark plans and keeps few columns for each micro-batch, whatever the tables have.
+"""
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
@@ -11,20 +15,19 @@ from spark_sb_sink import stored
 from spark_sb_sink.board_records import NotedChange
 from spark_sb_sink.lanes import LaneTotals, Table
 
-REPORT = "report"
-KIND, PAYLOAD, PARTITION = "kind", "report", "partition_id"
+REPORT, KIND, PACKED, PARTITION = "report", "kind", "packed", "partition_id"
 
-REPORT_DDL = f"{PAYLOAD} binary"
-"""Where nothing but reports comes: Spark plans each column of each micro-batch."""
-DDL = ", ".join(
-    [f"{KIND} string", f"{PAYLOAD} binary", f"{PARTITION} int"]
-    + [f"`{name}` {spark}" for name, (spark, _, _) in stored.COLUMNS.items()]
+REPORT_DDL = f"{REPORT} binary"
+"""Where nothing but reports comes."""
+DDL = f"{REPORT} binary, {KIND} string, {PACKED} binary"
+"""A row has a report, or the name of a table and messages for it."""
+UNSENT_DDL = ", ".join([f"{PARTITION} int"] + [f"`{name}` {spark}" for name, (spark, _, _) in stored.COLUMNS.items()])
+"""The messages once they are unpacked."""
+_REPORT_SCHEMA = pa.schema([(REPORT, pa.binary())])
+_SCHEMA = pa.schema([(REPORT, pa.binary()), (KIND, pa.string()), (PACKED, pa.binary())])
+_UNSENT_SCHEMA = pa.schema(
+    [(PARTITION, pa.int32())] + [(name, arrow) for name, (_, arrow, _) in stored.COLUMNS.items()]
 )
-_SCHEMA = pa.schema(
-    [(KIND, pa.string()), (PAYLOAD, pa.binary()), (PARTITION, pa.int32())]
-    + [(name, arrow) for name, (_, arrow, _) in stored.COLUMNS.items()]
-)
-_REPORT_SCHEMA = pa.schema([(PAYLOAD, pa.binary())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +52,27 @@ class TaskReport:
 
 def report_batch(report: TaskReport, *, alone: bool = False) -> pa.RecordBatch:
     """The report as one row; `alone` without the columns of messages."""
+    payload = pickle.dumps(report)
     if alone:
-        return pa.RecordBatch.from_arrays([pa.array([pickle.dumps(report)], pa.binary())], schema=_REPORT_SCHEMA)
-    empty = stored.to_arrow([{}])
-    return _batch([REPORT], [pickle.dumps(report)], [report.partition], empty)
+        return pa.RecordBatch.from_arrays([pa.array([payload], pa.binary())], schema=_REPORT_SCHEMA)
+    return pa.RecordBatch.from_pylist([{REPORT: payload}], schema=_SCHEMA)
 
 
 def unsent_batch(partition: int, unsent: Sequence[tuple[Table, dict[str, Any]]]) -> pa.RecordBatch:
-    """Messages and rows for Delta, each with its table."""
-    kinds = [table.value for table, _ in unsent]
-    return _batch(kinds, [None] * len(unsent), [partition] * len(unsent), stored.to_arrow(row for _, row in unsent))
+    """Messages and rows for Delta: one row for those of a table."""
+    by_table = sorted(unsent, key=lambda found: found[0].value)
+    packed = [
+        {KIND: table.value, PACKED: _pack(partition, [row for _, row in found])}
+        for table, found in groupby(by_table, key=lambda found: found[0])
+    ]
+    return pa.RecordBatch.from_pylist(packed, schema=_SCHEMA)
+
+
+def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Of packed rows, the messages: `UNSENT_DDL`."""
+    for batch in batches:
+        for packed in batch.column(PACKED):
+            yield from pa.ipc.open_stream(packed.as_buffer())
 
 
 def read_report(payload: bytes | bytearray) -> TaskReport:
@@ -69,8 +83,10 @@ def read_report(payload: bytes | bytearray) -> TaskReport:
     return report
 
 
-def _batch(
-    kinds: list[str], payloads: list[bytes | None], partitions: list[int], columns: list[pa.Array]
-) -> pa.RecordBatch:
-    ours = [pa.array(kinds, pa.string()), pa.array(payloads, pa.binary()), pa.array(partitions, pa.int32())]
-    return pa.RecordBatch.from_arrays(ours + columns, schema=_SCHEMA)
+def _pack(partition: int, rows: Sequence[dict[str, Any]]) -> bytes:
+    columns = [pa.array([partition] * len(rows), pa.int32()), *stored.to_arrow(rows)]
+    batch = pa.RecordBatch.from_arrays(columns, schema=_UNSENT_SCHEMA)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return bytes(sink.getvalue())

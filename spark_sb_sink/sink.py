@@ -36,11 +36,20 @@ from spark_sb_sink.lanes import Table
 from spark_sb_sink.options import Ledger, Options
 from spark_sb_sink.outcome import check_conservation, failure_of
 from spark_sb_sink.pairing_keeper import PairingKeeper
-from spark_sb_sink.receipts import DDL, KIND, PAYLOAD, REPORT, REPORT_DDL, read_report
+from spark_sb_sink.receipts import DDL, REPORT_DDL
 from spark_sb_sink.rows import check_schema, fields_of_spark
 from spark_sb_sink.send_task import BatchPlan, SendTask
 from spark_sb_sink.shipping import Shipping
-from spark_sb_sink.spark_job import function_of, kept, require_classic, shuffled_before, steady_partitions, type_of
+from spark_sb_sink.spark_job import (
+    function_of,
+    kept,
+    reports_of,
+    require_classic,
+    shuffled_before,
+    steady_partitions,
+    type_of,
+    unsent_of,
+)
 from spark_sb_sink.syphon.beside import SyphonBeside
 
 _NEITHER_ID_NOR_PARTITION = (
@@ -218,8 +227,7 @@ class ServiceBusSink:
         task = SendTask(batch, self._shipping.to(df.sparkSession))
         receipts = rows_in.mapInArrow(function_of(task), type_of(REPORT_DDL if state is None else DDL))
         with steady_partitions(df.sparkSession), kept(receipts, state is not None):
-            found = receipts if state is None else receipts.where(F.col(KIND) == REPORT).select(PAYLOAD)
-            reports = [read_report(row[0]) for row in found.collect()]
+            reports = reports_of(receipts, alone=state is None)
             counts = self._counts = counts_of(reports)
             rows = int(counted.get.get("rows", 0))
             changes = self._knowledge.learn(reports, batch.hints)
@@ -260,8 +268,7 @@ class ServiceBusSink:
         for table in Table:
             wanted = sum(getattr(count, table.value) for count in counts)
             if wanted:
-                rows = receipts.where(F.col(KIND) == table.value)
-                stored = state.add(table, rows, batch.query_id, batch.batch_id)
+                stored = state.add(table, unsent_of(receipts, table), batch.query_id, batch.batch_id)
                 if stored != wanted:
                     raise ConservationError(
                         rows=wanted,

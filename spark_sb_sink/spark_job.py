@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from spark_sb_sink.errors import UnsupportedSparkError
+from spark_sb_sink.lanes import Table
+from spark_sb_sink.receipts import KIND, PACKED, REPORT, UNSENT_DDL, TaskReport, read_report, unpack
 from spark_sb_sink.send_task import SendTask
 
 # What gives a replay other partitions than the first try, and so rows without an id of their own other ids.
@@ -75,6 +78,17 @@ def steady_partitions(spark: SparkSession) -> Iterator[None]:
                 spark.conf.unset(key)
             else:
                 spark.conf.set(key, value)
+
+
+def reports_of(receipts: DataFrame, *, alone: bool = False) -> list[TaskReport]:
+    """What the tasks report; `alone` where nothing else can come. What was not sent does not come to the driver."""
+    found = receipts if alone else receipts.select(REPORT)  # a filter would cost more than the nulls do
+    return [read_report(row[0]) for row in found.collect() if row[0] is not None]
+
+
+def unsent_of(receipts: DataFrame, table: Table) -> DataFrame:
+    """The messages for one of the tables."""
+    return receipts.where(F.col(KIND) == table.value).select(PACKED).mapInArrow(unpack, type_of(UNSENT_DDL))
 
 
 @contextlib.contextmanager

@@ -21,7 +21,8 @@ from spark_sb_sink.knowledge import counts_of
 from spark_sb_sink.lanes import Table
 from spark_sb_sink.options import Options
 from spark_sb_sink.outcome import check_conservation, failure_of
-from spark_sb_sink.receipts import DDL, KIND, PAYLOAD, REPORT, read_report
+from spark_sb_sink.receipts import DDL
+from spark_sb_sink.spark_job import reports_of, unsent_of
 from spark_sb_sink.syphon.lease import RENEW_AFTER, Lease
 from spark_sb_sink.syphon.overflow import COLUMNS, overflow_task
 
@@ -130,8 +131,7 @@ class OverflowDrain:
         rows_in = df.observe(counted, F.count(F.lit(1)).alias("rows"))
         receipts = rows_in.mapInArrow(overflow_task(self._shipped), DDL).persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            found = receipts.where(F.col(KIND) == REPORT).select(PAYLOAD).collect()
-            reports = [read_report(row[0]) for row in found]
+            reports = reports_of(receipts)
             counts = counts_of(reports)
             rows = int(counted.get.get("rows", 0))
             check_conservation(rows, reports, counts)
@@ -139,7 +139,7 @@ class OverflowDrain:
             if bad:
                 name = f"overflow-{df.sparkSession.sparkContext.getLocalProperty('sql.streaming.queryId')}"
                 kept = DeltaState(df.sparkSession, str(self._options.state)).add(
-                    Table.QUARANTINE, receipts.where(F.col(KIND) == Table.QUARANTINE.value), name, batch_id
+                    Table.QUARANTINE, unsent_of(receipts, Table.QUARANTINE), name, batch_id
                 )
                 if kept != bad:
                     raise StateError(

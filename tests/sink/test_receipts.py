@@ -15,13 +15,15 @@ from spark_sb_sink.lanes import LaneTotals, Table
 from spark_sb_sink.receipts import (
     DDL,
     KIND,
+    PACKED,
     PARTITION,
-    PAYLOAD,
     REPORT,
     REPORT_DDL,
+    UNSENT_DDL,
     TaskReport,
     read_report,
     report_batch,
+    unpack,
 )
 from spark_sb_sink.receipts import unsent_batch as unsent
 
@@ -59,9 +61,8 @@ def told(report: TaskReport) -> list[object]:
 
 def test_a_report_comes_through_arrow_as_it_was() -> None:
     batch = through_arrow(report_batch(REPORT_OF_ALL))
-    assert (batch.num_rows, batch.column(KIND).to_pylist()) == (1, [REPORT])
-    assert batch.column(PARTITION).to_pylist() == [3]
-    back = read_report(bytearray(batch.column(PAYLOAD)[0].as_py()))
+    assert (batch.num_rows, batch.column(KIND).to_pylist(), batch.column(PACKED).to_pylist()) == (1, [None], [None])
+    back = read_report(bytearray(batch.column(REPORT)[0].as_py()))
     assert told(back) == told(REPORT_OF_ALL)
     assert back.total == back.rows == 10
     all_out, refused = back.entities[0].all_out, back.entities[1].error
@@ -74,19 +75,30 @@ def test_what_was_not_sent_has_the_columns_of_its_table_and_no_report() -> None:
     message = encode_message(b"body", message_id="m1")
     of_message = stored.of_message("orders", message, "all out")
     of_row = stored.of_row(pa.record_batch({"body": [None], "entity": ["bills"]}), 0, "body is null", None)
-    batch = through_arrow(unsent(4, [(Table.OVERFLOW, of_message), (Table.QUARANTINE, of_row)]))
-    assert batch.column(KIND).to_pylist() == ["overflow", "quarantine"]
-    assert batch.column(PAYLOAD).null_count == 2
-    assert batch.column(PARTITION).to_pylist() == [4, 4]
-    assert batch.column("entity").to_pylist() == ["orders", "bills"]
-    assert batch.column("message").to_pylist() == [message, None]
-    assert batch.column("reason").to_pylist() == ["all out", "body is null"]
+    rows = [(Table.OVERFLOW, of_message), (Table.QUARANTINE, of_row), (Table.OVERFLOW, of_message)]
+    batch = through_arrow(unsent(4, rows))
+    assert batch.column(KIND).to_pylist() == ["overflow", "quarantine"], "a row for each table"
+    assert batch.column(REPORT).null_count == 2
+    overflow, quarantine = unpack([batch])
+    for found, count in ((overflow, 2), (quarantine, 1)):
+        assert found.column(PARTITION).to_pylist() == [4] * count
+    assert overflow.column("entity").to_pylist() == ["orders", "orders"]
+    assert overflow.column("message").to_pylist() == [message, message]
+    assert overflow.column("reason").to_pylist() == ["all out", "all out"]
+    assert quarantine.column("entity").to_pylist() == ["bills"]
+    assert quarantine.column("message").to_pylist() == [None]
+    assert quarantine.column("reason").to_pylist() == ["body is null"]
 
 
 def test_every_receipt_has_the_columns_that_spark_is_told() -> None:
-    names = [column.split()[0].strip("`") for column in DDL.split(", ")]
-    for batch in (report_batch(REPORT_OF_ALL), unsent(0, [])):
-        assert batch.schema.names == names
+    some = unsent(0, [(Table.OVERFLOW, stored.of_message("orders", encode_message(b""), "all out"))])
+    for batch in (report_batch(REPORT_OF_ALL), some):
+        assert batch.schema.names == names_in(DDL)
+    assert [batch.schema.names for batch in unpack([some])] == [names_in(UNSENT_DDL)]
+
+
+def names_in(ddl: str) -> list[str]:
+    return [column.split()[0].strip("`") for column in ddl.split(", ")]
 
 
 def test_a_receipt_that_holds_something_else_is_refused() -> None:
@@ -96,6 +108,6 @@ def test_a_receipt_that_holds_something_else_is_refused() -> None:
 
 def test_a_report_that_comes_alone_has_no_other_column() -> None:
     back = through_arrow(report_batch(REPORT_OF_ALL, alone=True))
-    assert back.schema.names == [PAYLOAD]
-    assert f"{PAYLOAD} binary" == REPORT_DDL
-    assert str(read_report(back.column(PAYLOAD)[0].as_py())) == str(REPORT_OF_ALL)
+    assert back.schema.names == [REPORT]
+    assert f"{REPORT} binary" == REPORT_DDL
+    assert str(read_report(back.column(REPORT)[0].as_py())) == str(REPORT_OF_ALL)

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from spark_sb_sink.factory import factory_for
 from spark_sb_sink.options import Options
-from spark_sb_sink.receipts import KIND, PAYLOAD, REPORT, read_report
+from spark_sb_sink.receipts import REPORT, read_report, unpack
 from spark_sb_sink.syphon.overflow import EXPIRED, send
 from spark_sb_sink.syphon.rate import OVERFLOW_SHARE
 from tests.syphon.field import Field, message
@@ -19,9 +19,9 @@ def rows(entity: str, messages: list[bytes], stored_at: datetime | None = None) 
     return pa.RecordBatch.from_arrays(columns, names=["entity", "message", "stored_at"])
 
 
-def sent(field: Field, options: Options, batch: pa.RecordBatch) -> list[dict[str, object]]:
+def sent(field: Field, options: Options, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
     try:
-        return [row for out in send(options, 0, [batch], str(field.folder)) for row in out.to_pylist()]
+        return list(send(options, 0, [batch], str(field.folder)))
     finally:
         factory = factory_for(options, field.folder)
         factory.close()
@@ -44,8 +44,9 @@ def test_what_is_malformed_or_has_no_time_left_is_quarantined_and_the_rest_arriv
     messages = [message("over", ttl_ms=1000, created_ms=made), b"\x00not AMQP", message("good")]
     found = sent(field, field.options(ttl="deduct"), rows(entity, messages, long_ago))
     assert field.taken(entity) == {"mgood": 1}
-    reasons = [str(row["reason"]) for row in found if row[KIND] == "quarantine"]
+    *quarantined, told = found
+    reasons = [str(reason) for rows in unpack(quarantined) for reason in rows.column("reason").to_pylist()]
     assert reasons[0] == EXPIRED
     assert "cannot be sent" in reasons[1]
-    [report] = [read_report(bytes(row[PAYLOAD])) for row in found if row[KIND] == REPORT]  # type: ignore[call-overload]
+    report = read_report(told.column(REPORT)[0].as_py())
     assert (report.rows, report.total) == (3, 3)
