@@ -226,7 +226,7 @@ class ServiceBusSink:
         rows_in = df.observe(counted, F.count(F.lit(1)).alias("rows"))
         task = SendTask(batch, self._shipping.to(df.sparkSession))
         receipts = rows_in.mapInArrow(function_of(task), type_of(REPORT_DDL if state is None else DDL))
-        with steady_partitions(df.sparkSession), kept(receipts, state is not None):
+        with steady_partitions(df), kept(receipts, state is not None):
             reports = reports_of(receipts, alone=state is None)
             counts = self._counts = counts_of(reports)
             rows = int(counted.get.get("rows", 0))

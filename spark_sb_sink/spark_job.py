@@ -2,11 +2,12 @@
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -64,9 +65,26 @@ _RAN = "LogicalRDD"
 """What a micro-batch is in the plan of a DataFrame: rows of a query that is running already."""
 
 
+_NARROW = frozenset(
+    f"{_RAN} Range Project Filter SubqueryAlias View Relation LocalRelation OneRowRelation CollectMetrics".split()
+)
+"""What keeps the partitions that it is given. Anything else may be one that shuffles."""
+_NODE = re.compile(r"[\s:+|-]*'?(\w*)")
+
+
+def may_shuffle(df: DataFrame) -> bool:
+    """Whether there is something in the plan of the DataFrame that could. A micro-batch of a stream has run already."""
+    lines = df._jdf.queryExecution().analyzed().toString().splitlines()
+    return any(found is None or found[1] not in _NARROW for found in map(_NODE.match, lines))
+
+
 @contextlib.contextmanager
-def steady_partitions(spark: SparkSession) -> Iterator[None]:
+def steady_partitions(df: DataFrame) -> Iterator[None]:
     """Within the block what is shuffled for the sink keeps its partitions."""
+    if not may_shuffle(df):  # each setting is a call into the JVM, for each micro-batch
+        yield
+        return
+    spark = df.sparkSession
     before = {key: spark.conf.get(key, None) for key in _STEADY}
     for key, value in _STEADY.items():
         spark.conf.set(key, value)

@@ -179,9 +179,32 @@ def test_what_lets_spark_change_partitions_is_off_for_the_job_and_as_it_was_afte
     before = {key: spark.conf.get(key, None) for key in keys}
     spark.conf.set(keys[0], "true")
     try:
-        with spark_job.steady_partitions(spark):
+        with spark_job.steady_partitions(spark.range(4).repartition(2)):
             assert {spark.conf.get(key) for key in keys} == {"false"}
         assert spark.conf.get(keys[0]) == "true"
     finally:
         spark.conf.unset(keys[0])
     assert {key: spark.conf.get(key, None) for key in keys} == before
+
+
+def test_only_a_plan_that_could_shuffle_is_given_steady_partitions(spark: SparkSession) -> None:
+    table = spark.range(4).selectExpr("id", "id % 2 AS key")
+    table.createOrReplaceTempView("narrow")
+    for narrow in (table, table.where("id > 1"), spark.sql("SELECT id FROM narrow"), spark.createDataFrame([(1,)])):
+        assert not spark_job.may_shuffle(narrow)
+        with spark_job.steady_partitions(narrow):
+            assert spark.conf.get("spark.sql.adaptive.coalescePartitions.enabled") == "true"
+    wide = [
+        table.repartition(3),
+        table.groupBy("key").count().select("key"),
+        table.join(table.withColumnRenamed("id", "other"), "key"),
+        table.orderBy("id").where("id > 1"),
+        table.distinct(),
+        spark.sql("SELECT id, (SELECT max(key) FROM narrow) AS most FROM narrow"),
+    ]
+    assert [df for df in wide if not spark_job.may_shuffle(df)] == []
+    seen: list[bool] = []
+    stream = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load().repartition(3)
+    query = stream.writeStream.trigger(once=True)
+    query.foreachBatch(lambda df, _: seen.append(spark_job.may_shuffle(df))).start().awaitTermination(120)
+    assert seen == [False], "its shuffle has run before the sink is called"
