@@ -48,10 +48,40 @@ def test_the_broker_benchmark_has_a_short_form_whose_last_line_is_json() -> None
     assert all(row["per_s"] > 0 for row in rows[:3])
 
 
-@pytest.mark.parametrize("program", KEYS)
-def test_each_benchmark_has_a_short_form_with_the_keys_that_it_promises(program: str, tmp_path: Path) -> None:
+WITH_SPARK = ("batch", "sink", "scale")
+"""They take turns in one process, and so in one JVM; the first one brings Delta."""
+END = "the end of"
+TAKE_TURNS = f"""
+import importlib, sys
+for name in sys.argv[1:]:
+    assert importlib.import_module(f"tests.bench.{{name}}").main(["--quick", "--json"]) == 0
+    print("{END}", name, flush=True)
+"""
+
+
+@pytest.mark.timeout(600)
+def test_each_benchmark_with_spark_has_a_short_form_with_the_keys_that_it_promises(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TAKE_TURNS, *WITH_SPARK], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    said = done.stdout
+    for program in WITH_SPARK:
+        told, _, said = said.partition(f"{END} {program}\n")
+        check(program, told, tmp_path)
+
+
+@pytest.mark.parametrize("program", sorted(KEYS.keys() - {*WITH_SPARK}))
+def test_each_benchmark_without_spark_has_a_short_form_with_the_keys_that_it_promises(
+    program: str, tmp_path: Path
+) -> None:
     done = bench(program, "--quick", "--json")
-    rows = rows_of(done)
+    assert done.returncode == 0, done.stderr[-4000:]
+    check(program, done.stdout, tmp_path)
+
+
+def check(program: str, told: str, tmp_path: Path) -> None:
+    rows = json.loads(told.splitlines()[-1])["rows"]
     names, positive, any_number = KEYS[program]
     assert (
         len({tuple(row.get(name) for name in ("entities", "depth", *sorted(names))) for row in rows}) == len(rows) > 0
@@ -61,7 +91,7 @@ def test_each_benchmark_has_a_short_form_with_the_keys_that_it_promises(program:
         assert all(row[key] > 0 for key in positive), row
         assert all(isinstance(row[key], int | float) for key in any_number)
     said = tmp_path / "said.txt"
-    said.write_text(done.stdout, encoding="utf-8")
+    said.write_text(told, encoding="utf-8")
     drawn = bench("plot", str(said), "--to", str(tmp_path))
     assert drawn.returncode == 0, drawn.stderr
     for name in drawn.stdout.split():

@@ -71,6 +71,7 @@ def test_commands_in_running_text_name_what_is_there(page: str) -> None:
             inline(code)
 
 
+@pytest.mark.timeout(600)
 def test_every_python_and_sql_block_runs_and_orders_arrive(broker: BrokerProcess, tmp_path: Path) -> None:
     primary, secondary = broker["primary"], broker["secondary"]
     for side in (primary, secondary):
@@ -96,7 +97,7 @@ def test_every_python_and_sql_block_runs_and_orders_arrive(broker: BrokerProcess
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
     )
     print(done.stderr[-4000:])  # when each block began
     assert done.returncode == 0
