@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 import tempfile
 import uuid
@@ -52,6 +53,15 @@ class Ground:
         name = f"p-{uuid.uuid4().hex[:8]}"
         given = {"primary": self.primary.connection_string, "secondary": secondary, "primary_name": name}
         return Options.from_dict({**given, **changed})
+
+    def fresh_workers(self) -> None:
+        """From here on other Python workers, so that memory is that of one case: a process gives little of it back."""
+        old = self.processes.workers()
+        # Spark has a pool of workers for each environment that a function is made with.
+        self.spark.sparkContext.environment["BENCH_WORKERS"] = uuid.uuid4().hex
+        for pid in old:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     @contextlib.contextmanager
     def sink(self, **changed: Any) -> Iterator[ServiceBusSink]:

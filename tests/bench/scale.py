@@ -25,6 +25,7 @@ MAX_LINKS = 256
 
 
 def through_spark(on: Ground, entities: int, size: int, count: int, rounds: int) -> Row:
+    on.fresh_workers()
     names = on.entities(entities, discard=True)
     samples = Samples()
     with (
