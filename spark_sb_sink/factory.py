@@ -32,6 +32,8 @@ CLOSE_WITHIN = 4.0
 """Seconds for each step of closing; links and sides bound theirs tighter, so this is for what nobody thought of."""
 CANCEL_AGAIN = 1.0
 """Seconds after which what was cancelled and goes on is cancelled again: see `wire.deadline`."""
+CLOSE_ENDED_AFTER = 60.0
+"""Seconds that a factory with a side at its end is kept after it was replaced: who works with it hears how it ended."""
 RECYCLE_EVERY = 15.0
 WATCH_EVERY = 1.0
 
@@ -159,6 +161,11 @@ class PairedFactory:
         """Whether it can be used no more: closed, or its loop is dead (as in a child that was forked)."""
         return self._closed or os.getpid() != self._pid or not self._thread.is_alive()
 
+    @property
+    def ended(self) -> bool:
+        """Whether a side has come to its end, so that the other ends too, or has."""
+        return isinstance(self._transport, AmqpTransport) and bool(self._transport.life.ends)
+
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         """Run a coroutine in the factory's loop. If the factory is closed meanwhile, it ends with a `ClosedError`."""
         if os.getpid() == self._pid:  # in a forked child the gate may be shut for ever
@@ -251,7 +258,7 @@ async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
         _LOG.warning("%d tasks of the paired factory do not end", len(left))
 
 
-_FACTORIES: dict[tuple[int, str, str], PairedFactory] = {}
+_FACTORIES: dict[tuple[int, str, str, str], PairedFactory] = {}
 _LOCK = threading.Lock()
 
 
@@ -265,11 +272,26 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def factory_for(options: Options, folder: str | PathLike[str]) -> PairedFactory:
-    """The factory of this process for these options, with the board in the executor's folder."""
-    key = (os.getpid(), options.digest(), os.fspath(folder))
+def factory_for(options: Options, folder: str | PathLike[str], role: str = "sink") -> PairedFactory:
+    """The factory of this process for these options and this role, with the board in the executor's folder.
+
+    Roles share what is known of entities, and nothing that may end: a syphon's fault is none of the sink's.
+    """
+    key = (os.getpid(), options.digest(), os.fspath(folder), role)
     with _LOCK:
         found = _FACTORIES.get(key)
-        if found is None or found.closed:
+        if found is not None and found.ended and not found.closed:
+            _close_later(found)
+        if found is None or found.closed or found.ended:
             found = _FACTORIES[key] = PairedFactory(options, Board.for_executor(folder, options))
         return found
+
+
+def _close_later(factory: PairedFactory) -> None:
+    def close() -> None:
+        factory.close()
+        factory.board.close()
+
+    timer = threading.Timer(CLOSE_ENDED_AFTER, close)
+    timer.daemon = True
+    timer.start()

@@ -204,5 +204,5 @@ def drain_for(options: Options, folder: str | PathLike[str], queues: Sequence[in
         found = _DRAINS.get(key)
         if found is None or found.closed:
             bucket = _BUCKETS.setdefault(key[:2], Bucket(options.max_rate))
-            found = _DRAINS[key] = Drain(factory_for(options, folder), paths, bucket=bucket)
+            found = _DRAINS[key] = Drain(factory_for(options, folder, "syphon"), paths, bucket=bucket)
         return found

@@ -204,6 +204,36 @@ def test_a_factory_that_was_closed_is_replaced(ground: Ground, tmp_path: Path) -
         made.board.close()
 
 
+def test_a_factory_of_another_role_is_another_and_does_not_end_with_it(ground: Ground, tmp_path: Path) -> None:
+    options = ground.options(**CALM)
+    entity = ground.entity()
+    sinks, syphons = factory_for(options, tmp_path), factory_for(options, tmp_path, "syphon")
+    assert syphons is factory_for(options, tmp_path, "syphon")
+    assert syphons is not sinks
+    syphons.end(Side.SECONDARY, "its credential was refused", fault=True)
+    assert factory_for(options, tmp_path) is sinks
+    assert sinks.send({entity: some(1)})[entity].primary == 1
+    for made in (sinks, syphons):
+        made.close()
+        made.board.close()
+
+
+def test_a_factory_that_has_a_side_ended_is_replaced_and_closed_later(
+    ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_sb_sink.factory.CLOSE_ENDED_AFTER", 0.1)
+    options = ground.options(**CALM)
+    entity = ground.entity()
+    first = factory_for(options, tmp_path)
+    first.end(Side.SECONDARY, "its credential was refused", fault=True)
+    second = factory_for(options, tmp_path)
+    assert second is not first
+    await_that(lambda: first.closed, 20)
+    assert second.send({entity: some(1)})[entity].primary == 1
+    second.close()
+    second.board.close()
+
+
 # Closing
 
 
