@@ -51,6 +51,7 @@ class LaneTotals:
     all_out: AllBacklogsOutError | None = None
     reasons: tuple[str, ...] = ()
     """Of overflow and quarantine, the first few that differ."""
+    primary_bytes: int = 0
 
     @property
     def total(self) -> int:
@@ -68,6 +69,7 @@ class LaneTotals:
             self.error or report.error,
             self.all_out or report.all_out,
             first_reasons(self.reasons, (unsent.reason for unsent in (*report.rejected, *report.overflow))),
+            self.primary_bytes + report.primary_bytes,
         )
 
 

@@ -30,6 +30,7 @@ class EntityReport:
     all_out: AllBacklogsOutError | None = None
     changes: tuple[StateChange, ...] = ()
     transfers: int = 0
+    primary_bytes: int = 0
 
     @property
     def total(self) -> int:
@@ -50,10 +51,11 @@ class Tally:
     all_out: AllBacklogsOutError | None = None
     changes: list[StateChange] = field(default_factory=list)
     transfers: int = 0
+    primary_bytes: int = 0
 
     def clear(self) -> None:
         """Begin anew."""
-        self.primary = self.backlog = self.abandoned = self.transfers = 0
+        self.primary = self.backlog = self.abandoned = self.transfers = self.primary_bytes = 0
         self.overflow, self.rejected, self.changes = [], [], []
         self.error = self.all_out = None
 
@@ -69,4 +71,5 @@ class Tally:
             self.all_out,
             tuple(self.changes),
             self.transfers,
+            self.primary_bytes,
         )

@@ -94,7 +94,7 @@ class PairedSender:
         batch, fault = await self._attempt(Side.PRIMARY, self.entity, waiting, state.seen_healthy, doubtful=doubtful)
         if fault is None:
             self._tally.primary += len(batch.messages)
-            self._let_go(batch.messages)
+            self._tally.primary_bytes += self._let_go(batch.messages)
             if batch.messages:
                 self._backoff = self._new_backoff()
             # While all is well, a success is no news, and the look before the batch was the only one.
@@ -224,8 +224,11 @@ class PairedSender:
             namespace=namespace, entity=entity, claim=fault.claim or "Send", detail=fault.text
         )
 
-    def _let_go(self, messages: Sequence[Message] | deque[Message]) -> None:
-        self._left(sum(len(message) for _, message in messages))
+    def _let_go(self, messages: Sequence[Message] | deque[Message]) -> int:
+        """Their bytes need no memory any more; how many those are."""
+        size = sum(len(message) for _, message in messages)
+        self._left(size)
+        return size
 
     def _new_backoff(self) -> Backoff:
         return Backoff(uniform=self._pair.rng.uniform)
