@@ -42,6 +42,8 @@ def until_empty(drain: Drain, within: float | None = None) -> Emptied:
             return Emptied(tuple(reports), drain.look(COUNT_TO))
         wait = pause if found_nothing is None else max(0.0, found_nothing + settle_time - time.monotonic())
         reports.append(drain.run(wait if left is None else min(wait, left)))
+        if reports[-1].receipts:  # it was not empty since the last look
+            found_nothing = None
         begun = time.monotonic()
         counts = drain.look(1)
         if not is_empty(counts):

@@ -1,5 +1,8 @@
-"""How many messages may go out now: a token bucket. Pure: the time comes in, and who waits is not known here."""
+"""How many messages may go out now: a token bucket, and the shares of those who send. Knows nothing of messages."""
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 BURST = 1.0
@@ -7,11 +10,43 @@ BURST = 1.0
 
 OVERFLOW_SHARE = 0.5
 """Of the rate, while both the backlog and the overflow are drained."""
+_LOOK = 0.2
+"""Seconds between looks whether to stop."""
 
 
 def task_share(rate: float | None, tasks: int, *, overflow: bool) -> float | None:
     """What one task may send a second, beside the other tasks and, while that is drained, the overflow."""
     return None if rate is None else rate * (1 - OVERFLOW_SHARE if overflow else 1.0) / tasks
+
+
+class Shares:
+    """Who may send how much of the rate, on the driver. What changes for a task does so with its next turn."""
+
+    def __init__(self, rate: float | None, tasks: int) -> None:
+        self._rate = rate
+        self._tasks = tasks
+        self._changed = threading.Condition()
+        self._wanted = self._left = False
+        """Whether the overflow wants its share, and whether the turn under way leaves it that."""
+
+    def for_turn(self) -> float | None:
+        """What each task of the turn that begins now may send a second."""
+        with self._changed:
+            self._left = self._wanted
+            self._changed.notify_all()
+            return task_share(self._rate, self._tasks, overflow=self._left)
+
+    @contextlib.contextmanager
+    def for_overflow(self, stop: threading.Event) -> Iterator[bool]:
+        """Waits for a turn that leaves the overflow its share; whether there is one, rather than the stop."""
+        try:
+            with self._changed:
+                self._wanted = True
+                while self._rate is not None and not self._left and not stop.is_set():
+                    self._changed.wait(_LOOK)
+            yield not stop.is_set()
+        finally:
+            self._wanted = False
 
 
 @dataclass

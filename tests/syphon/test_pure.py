@@ -1,13 +1,20 @@
 """The parts of the syphon that need neither time nor network."""
 
+import threading
+import time
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_sb_sink.failover import Health
+from spark_sb_sink.syphon.empty import until_empty
 from spark_sb_sink.syphon.planning import LANE_SHARE, PROBE, Can, Do, Halving, ability, appetite, decide, fitting
-from spark_sb_sink.syphon.rate import OVERFLOW_SHARE, Bucket, task_share
-from spark_sb_sink.syphon.receipts import Ledger
+from spark_sb_sink.syphon.rate import OVERFLOW_SHARE, Bucket, Shares, task_share
+from spark_sb_sink.syphon.receipts import Ledger, Receipt, Report
 
 CANS = st.lists(st.sampled_from(Can), max_size=5)
 
@@ -99,6 +106,57 @@ def test_all_tasks_and_the_overflow_together_keep_the_rate(rate: float, tasks: i
     assert share is not None
     assert share * tasks + (rate * OVERFLOW_SHARE if overflow else 0) == pytest.approx(rate)
     assert task_share(None, tasks, overflow=overflow) is None
+
+
+def test_the_overflow_waits_for_the_turn_that_leaves_it_its_share() -> None:
+    shares, stop, begun = Shares(100.0, 2), threading.Event(), threading.Event()
+
+    def overflow() -> None:
+        with shares.for_overflow(stop) as mine:
+            if mine:
+                begun.set()
+                stop.wait(20)
+
+    assert shares.for_turn() == 50.0
+    thread = threading.Thread(target=overflow)
+    thread.start()
+    assert not begun.wait(0.5), "the turn under way has all of the rate"
+    assert shares.for_turn() == 25.0
+    assert begun.wait(20)
+    assert shares.for_turn() == 25.0
+    stop.set()
+    thread.join(20)
+    assert shares.for_turn() == 50.0
+    with shares.for_overflow(stop) as mine:
+        assert not mine, "stopped before its turn came"
+    with Shares(None, 1).for_overflow(threading.Event()) as mine:
+        assert mine
+
+
+@dataclass
+class Scripted:
+    """In the place of a drain: runs that bring what the test says, and nothing is ever left."""
+
+    receipts: list[tuple[Receipt, ...]]
+    runs: int = 0
+
+    def __post_init__(self) -> None:
+        self.factory = SimpleNamespace(options=SimpleNamespace(settle_time=0.05))
+
+    def run(self, seconds: float) -> Report:
+        time.sleep(seconds)
+        self.runs += 1
+        return Report(self.receipts.pop(0) if self.receipts else ())
+
+    def look(self, most: int) -> dict[str, int | None]:
+        return {"q": 0}
+
+
+@pytest.mark.parametrize(("receipts", "runs"), [([], 2), ([(), (Receipt("q", "e", moved=1),)], 3)])
+def test_what_moves_between_two_looks_begins_the_settle_time_anew(receipts: list[Any], runs: int) -> None:
+    drain = Scripted(receipts)
+    assert until_empty(drain).empty  # type: ignore[arg-type]
+    assert drain.runs == runs
 
 
 def test_without_a_rate_all_may_go() -> None:
