@@ -7,12 +7,14 @@ reads is sent by `overflow`; what is bad goes to quarantine.
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
 
 from spark_sb_sink.delta_state import DeltaState
 from spark_sb_sink.errors import StateError
@@ -21,30 +23,28 @@ from spark_sb_sink.knowledge import counts_of
 from spark_sb_sink.lanes import Table
 from spark_sb_sink.options import Options
 from spark_sb_sink.outcome import check_conservation, failure_of
-from spark_sb_sink.receipts import DDL
+from spark_sb_sink.receipts import DDL, TaskReport
 from spark_sb_sink.spark_job import reports_of, unsent_of
-from spark_sb_sink.syphon.lease import RENEW_AFTER, Lease
+from spark_sb_sink.syphon.lease import Lease
 from spark_sb_sink.syphon.overflow import COLUMNS, overflow_task
+from spark_sb_sink.syphon.rate import Shares
 
 CHECKPOINT = "_syphon"
 """Below the table's folder; Delta passes over names that begin like that."""
-
-
-@dataclass(frozen=True, slots=True)
-class Aged:
-    """Of one entity's rows in a micro-batch of the overflow: when the oldest was stored, and their bytes."""
-
-    oldest_ms: int | None
-    bytes: int
+FINISH_WITHIN = 5.0
+"""Seconds for a micro-batch under way to end after a stop."""
+STOP_WITHIN = 30.0
+"""Seconds for all of a stop. Spark kills a Python task two seconds after it was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class OverflowSent:
-    """What a micro-batch of the overflow became."""
+    """What a micro-batch of the overflow became. By entity: when the oldest row was stored, and the bytes moved."""
 
     rows: int
     entities: tuple[RouteCounts, ...]
-    aged: Mapping[str, Aged]
+    oldest_ms: Mapping[str, int | None]
+    bytes: Mapping[str, int]
 
 
 class OverflowDrain:
@@ -57,7 +57,9 @@ class OverflowDrain:
         options_on_executors: Callable[[], Options],
         told: Callable[[OverflowSent], None],
         holder: str | None = None,
+        shares: Shares | None = None,
     ) -> None:
+        """`holder`: a name that nobody had before, who asks for the lease as the last one did has it at once."""
         if options.state is None:
             raise ValueError("without state there is no overflow")
         self._spark = spark
@@ -65,6 +67,8 @@ class OverflowDrain:
         self._options = options
         self._shipped = options_on_executors
         self._told = told
+        self._shares = shares or Shares(None, 1)
+        self._query: StreamingQuery | None = None
         self.lease = Lease(spark, self._state, holder or uuid.uuid4().hex)
         self._drained_version = -1
         self._done: tuple[int, frozenset[str]] = (-1, frozenset())
@@ -80,25 +84,28 @@ class OverflowDrain:
         history = self._state.delta_table(Table.OVERFLOW.value).history(1).first()
         return int(history.version)
 
-    def drain(self) -> bool:
-        """Send what is there. False where another syphon does, or where the lease was lost meanwhile."""
+    def drain(self, stop: threading.Event | None = None) -> bool:
+        """Send what is there. False where another syphon does, where the lease was lost, or where `stop` came first."""
+        stop = stop or threading.Event()
         version = self._version()
         if version < 0:
             return True
         if not self.lease.take():
             return False
         try:
-            drained = self._stream()
+            with self._shares.for_overflow(stop) as mine:
+                drained = mine and self.lease.take() and self._stream(stop)
         finally:
-            self.lease.give_back()
+            if self._query is None or not self._query.isActive:  # else it may still send
+                self.lease.give_back()
         if drained:
             self._drained_version = version
         return drained
 
-    def _stream(self) -> bool:
+    def _stream(self, stop: threading.Event) -> bool:
         detail = self._state.delta_table(Table.OVERFLOW.value).detail().first()
         location = str(detail.location)
-        query = (
+        self._query = query = (
             self._spark.readStream.format("delta")
             # A person may delete what was drained; that is no news.
             .option("skipChangeCommits", "true")
@@ -111,11 +118,13 @@ class OverflowDrain:
             .start()
         )
         try:
-            asked = time.monotonic()
+            stopped: float | None = None
             while not query.awaitTermination(1):
-                if time.monotonic() >= asked + RENEW_AFTER:
-                    asked = time.monotonic()
-                    if not self.lease.take():
+                if not self.lease.take():
+                    return False
+                if stop.is_set():
+                    stopped = stopped or time.monotonic()
+                    if time.monotonic() >= stopped + FINISH_WITHIN:
                         return False
         finally:
             query.stop()
@@ -125,8 +134,8 @@ class OverflowDrain:
         if self._done[0] == batch_id:
             # It failed for an entity that refuses us: what the others have got is not sent again.
             df = df.where(~F.col("entity").isin(sorted(self._done[1])))
-        if self._options.max_rate is not None:
-            df = df.coalesce(1)  # one task keeps the rate, many would have to share it
+        # One task: while nothing takes its messages it waits, and a slot is all that the overflow may hold meanwhile.
+        df = df.coalesce(1)
         counted = Observation()
         rows_in = df.observe(counted, F.count(F.lit(1)).alias("rows"))
         receipts = rows_in.mapInArrow(overflow_task(self._shipped), DDL).persist(StorageLevel.MEMORY_AND_DISK)
@@ -148,7 +157,7 @@ class OverflowDrain:
         finally:
             receipts.unpersist()
         if rows:  # a commit that only deletes makes a micro-batch too
-            self._told(OverflowSent(rows, counts, _aged(df)))
+            self._told(OverflowSent(rows, counts, _oldest(df), _bytes(reports)))
         failure = failure_of(reports, has_state=True)
         if failure is not None:
             before = self._done[1] if self._done[0] == batch_id else frozenset()
@@ -156,10 +165,16 @@ class OverflowDrain:
             raise failure
 
 
-def _aged(df: DataFrame) -> dict[str, Aged]:
-    size, oldest = F.sum(F.length("message")), F.unix_millis(F.min("stored_at"))
-    rows = df.groupBy("entity").agg(size.alias("bytes"), oldest.alias("oldest")).collect()
-    return {row["entity"]: Aged(row["oldest"], row["bytes"] or 0) for row in rows}
+def _oldest(df: DataFrame) -> dict[str, int | None]:
+    rows = df.groupBy("entity").agg(F.unix_millis(F.min("stored_at")).alias("oldest")).collect()
+    return {row["entity"]: row["oldest"] for row in rows}
+
+
+def _bytes(reports: Sequence[TaskReport]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for report in reports:
+        found.update({lane.entity: lane.primary_bytes for lane in report.entities})
+    return found
 
 
 class OverflowThread:
@@ -178,16 +193,22 @@ class OverflowThread:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self, within: float = 20.0) -> None:
+    def ask_to_stop(self) -> None:
+        """Begin to stop: a micro-batch has some seconds to end, then it is cut off, and sent again by the next one."""
+        self._stop.set()
+
+    def stop(self, within: float = STOP_WITHIN) -> bool:
+        """Stop and wait for that; whether it came to its end in time."""
         self._stop.set()
         self._thread.join(within)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
                 if self._drain.pending():
                     self.drained.clear()
-                    if self._drain.drain() and not self._drain.pending():
+                    if self._drain.drain(self._stop) and not self._drain.pending():
                         self.drained.set()
                 else:
                     self.drained.set()

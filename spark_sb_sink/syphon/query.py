@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -27,9 +27,12 @@ from spark_sb_sink.pairing_keeper import PairingKeeper
 from spark_sb_sink.shipping import Shipping
 from spark_sb_sink.syphon.empty import is_empty
 from spark_sb_sink.syphon.overflow_drain import OverflowDrain, OverflowSent, OverflowThread
-from spark_sb_sink.syphon.rate import task_share
+from spark_sb_sink.syphon.rate import Shares
 from spark_sb_sink.syphon.slots import check_slots
-from spark_sb_sink.syphon.turn import DDL, Patience, Turn, TurnReport, read_turn, split, turn_task
+from spark_sb_sink.syphon.transfers import OVERFLOW_BATCH, of_overflow, of_turn
+from spark_sb_sink.syphon.transfers import rows as transfer_rows
+from spark_sb_sink.syphon.turn import DDL, Patience, Turn, TurnReport, left_of, read_turn, split, turn_task
+from spark_sb_sink.syphon.workers import leave_seats, run_each, take_seats
 
 COUNT_TO = 100_000
 """Messages of one queue that are counted when a time limit has passed."""
@@ -69,7 +72,6 @@ class Syphon:
             self.options = Options.from_dict(options)
         else:
             self.options = Options.from_toml(options)
-        self.name = f"{os.uname().nodename}-{uuid.uuid4().hex[:8]}"
         self._listeners = tuple(listeners)
         self._slots_taken = slots_taken
 
@@ -99,16 +101,22 @@ class RunningSyphon:
         self, syphon: Syphon, spark: SparkSession, listeners: Sequence[Listener], *, until_empty: bool
     ) -> None:
         self.options = syphon.options
-        self._name = syphon.name
+        # One that is started again is another: it must not pass for the one before, which may still hold a lease.
+        self.name = f"{os.uname().nodename}-{uuid.uuid4().hex[:8]}"
         self._spark = spark
         self._listeners = listeners
         self._until_empty = until_empty
         self._patience = Patience(self.options.settle_time)
         self._empty = threading.Event()
+        self._news = threading.Event()
+        """Set by whatever moved since the last look whether it is empty."""
+        self._shares = Shares(self.options.max_rate, self.options.syphon_tasks)
         self._shipping = Shipping(self.options)
         self._deal = split(self.options.backlog_queue_count, self.options.syphon_tasks)
+        self._seats = take_seats(len(self._deal))
         self._loop = DriverLoop("spark-sb-sink-syphon")
         self._overflow: OverflowThread | None = None
+        self._overflow_drained = True
         self._keeper: PairingKeeper | None = PairingKeeper(self.options)
         self.moved = 0
         self._write = threading.Lock()
@@ -133,13 +141,9 @@ class RunningSyphon:
             self._let_go()
             raise
 
-    def _share(self) -> float | None:
-        """A task's share of `max_rate`, which is for all tasks together, and for the overflow with them."""
-        draining = self._overflow is not None and not self._overflow.drained.is_set()
-        return task_share(self.options.max_rate, self.options.syphon_tasks, overflow=draining)
-
     def _overflow_thread(self, spark: SparkSession) -> OverflowThread:
-        drain = OverflowDrain(spark, self.options, self._shipping.to(spark), self._overflow_sent, self._name)
+        options = self._shipping.to(spark)
+        drain = OverflowDrain(spark, self.options, options, self._overflow_sent, self.name, self._shares)
         every = OVERFLOW_EVERY_WAITED_FOR if self._until_empty else OVERFLOW_EVERY
 
         def failed(error: Exception) -> None:
@@ -180,7 +184,7 @@ class RunningSyphon:
 
     @property
     def overflow_empty(self) -> bool:
-        return self._overflow is None or self._overflow.drained.is_set()
+        return self._overflow_drained if self._overflow is None else self._overflow.drained.is_set()
 
     def stop(self) -> None:
         """Let the turn under way end, which settles what it has in hand, then stop.
@@ -188,6 +192,8 @@ class RunningSyphon:
         A turn that takes too long is cut off: what it had in hand comes again, once its lock is over.
         """
         self._stopping.set()
+        if self._overflow is not None:
+            self._overflow.ask_to_stop()
         if self._turning.acquire(timeout=STOP_WITHIN):
             self._turning.release()
         with contextlib.suppress(StreamingQueryException):
@@ -196,9 +202,11 @@ class RunningSyphon:
 
     def count_left(self) -> dict[str, int | None]:
         """How many messages each backlog queue has that is not empty; None for one that cannot be looked at."""
-        left: dict[str, int | None] = {}
-        for report in self._run_tasks(self._spark, Turn(idle=0.0, count_to=COUNT_TO)):
-            left.update(report.left or {})
+        reports = self._run_tasks(self._spark, Turn(idle=0.0, count_to=COUNT_TO, look_only=True))
+        for report in reports:
+            if report.error is not None:
+                tell(self._listeners, Warned(f"what is left in some backlog queues is not known: {report.error}"))
+        left = left_of(reports, self.options.backlog_path)
         return {queue: count for queue, count in left.items() if count != 0}
 
     # A micro-batch
@@ -213,14 +221,11 @@ class RunningSyphon:
     def _one_turn(self, df: DataFrame, batch_id: int) -> None:
         if self._keeper is not None:
             self._keeper.check()
-        rate = self._share()
+        rate = self._shares.for_turn()
         turn = Turn(EMPTY_TURN, 1, rate) if self._until_empty else Turn(TURN, rate=rate)
         reports = self._run_tasks(df.sparkSession, turn)
-        moved = [Moved(*_counts(receipt)) for report in reports for receipt in report.report.receipts]
-        self.moved += sum(each.moved for each in moved)
-        if moved:
-            tell(self._listeners, SyphonTurn(self._name, batch_id, tuple(moved)))
-            self._note(df.sparkSession, batch_id, moved)
+        moved = of_turn(receipt for report in reports for receipt in report.report.receipts)
+        self._tell_moved(df.sparkSession, batch_id, moved)
         for text in {str(error): None for report in reports for error in report.report.errors}:
             tell(self._listeners, Warned(text))
         for report in reports:
@@ -228,41 +233,32 @@ class RunningSyphon:
                 self._error = report.error
                 raise report.error
         if self._until_empty:
-            nothing = all(is_empty(report.left or {}) for report in reports)
-            if self._patience.found(not (nothing and self.overflow_empty)):
+            nothing = all(is_empty(report.left or {}) for report in reports) and self.overflow_empty
+            news = self._news.is_set()
+            self._news.clear()
+            if self._patience.found(not nothing, moved=news):
                 self._empty.set()
 
     def _run_tasks(self, spark: SparkSession, turn: Turn) -> list[TurnReport]:
-        tasks = len(self._deal)
-        numbers = spark.range(0, tasks, 1, tasks)
-        receipts = numbers.mapInArrow(turn_task(self._shipping.to(spark), turn, self._deal), DDL)
-        return [read_turn(row[0]) for row in receipts.collect()]
+        options = self._shipping.to(spark)
+        tasks = [turn_task(options, turn, queues) for queues in self._deal]
+        return [read_turn(row[0]) for row in run_each(spark, tasks, DDL, self._seats)]
 
     def _overflow_sent(self, sent: OverflowSent) -> None:
-        moved = [
-            Moved(
-                "overflow",
-                count.entity,
-                count.primary,
-                deferred=count.backlog,
-                dead_lettered=count.quarantine,
-                lost_locks=0,
-                unconfirmed=0,
-                oldest_ms=sent.aged[count.entity].oldest_ms,
-                bytes=sent.aged[count.entity].bytes,
-            )
-            for count in sent.entities
-        ]
-        self.moved += sum(each.moved for each in moved)
+        self._tell_moved(self._spark, OVERFLOW_BATCH, of_overflow(sent))
+
+    def _tell_moved(self, spark: SparkSession, batch_id: int, moved: tuple[Moved, ...]) -> None:
         if moved:
-            tell(self._listeners, SyphonTurn(self._name, -1, tuple(moved)))
-            self._note(self._spark, -1, moved)
+            self._news.set()
+            self.moved += sum(each.moved for each in moved)
+            tell(self._listeners, SyphonTurn(self.name, batch_id, moved))
+            self._note(spark, batch_id, moved)
 
     def _note(self, spark: SparkSession, batch_id: int, moved: Sequence[Moved]) -> None:
         if self.options.state is None:
             return
         now = datetime.now(UTC)
-        rows = [_transfer(now, self._name, batch_id, each) for each in moved]
+        rows = list(transfer_rows(now, self.name, batch_id, moved))
         try:
             with self._write:
                 DeltaState(spark, self.options.state).note_transfers(rows)
@@ -271,37 +267,19 @@ class RunningSyphon:
 
     def _let_go(self) -> None:
         if self._overflow is not None:
-            self._overflow.stop()
+            overflow, self._overflow = self._overflow, None
+            if not overflow.stop():
+                text = "the overflow's stream does not stop in time; another syphon drains it once its lease is over"
+                tell(self._listeners, Warned(text))
+            self._overflow_drained = overflow.drained.is_set()
         if self._keeper is not None:
             self._loop.run(self._keeper.stop())
             self._keeper = None
             self._loop.close()
+            leave_seats(self._seats)
 
     def __enter__(self) -> "RunningSyphon":
         return self
 
     def __exit__(self, *ended: object) -> None:
         self.stop()
-
-
-def _counts(receipt: Any) -> Iterator[Any]:
-    for name in Moved.__slots__:
-        yield getattr(receipt, name)
-
-
-def _transfer(now: datetime, syphon: str, batch_id: int, moved: Moved) -> tuple[Any, ...]:
-    """In the order of the table's columns."""
-    return (
-        now,
-        syphon,
-        batch_id,
-        moved.queue,
-        moved.entity,
-        moved.moved,
-        moved.deferred,
-        moved.dead_lettered,
-        moved.lost_locks,
-        moved.unconfirmed,
-        None if moved.oldest_ms is None else datetime.fromtimestamp(moved.oldest_ms / 1000, UTC),
-        moved.bytes,
-    )

@@ -13,7 +13,7 @@ import pyarrow as pa
 from spark_sb_sink.errors import SparkSbSinkError
 from spark_sb_sink.options import Options
 from spark_sb_sink.send_task import executor_folder
-from spark_sb_sink.syphon.drain import drain_for
+from spark_sb_sink.syphon.drain import Drain, drain_for
 from spark_sb_sink.syphon.receipts import Report
 
 DDL = "report binary"
@@ -40,6 +40,8 @@ class Turn:
     count_to: int = 0
     rate: float | None = None
     """This task's share of `max_rate`."""
+    look_only: bool = False
+    """Receive nothing: what nobody goes on to send would stay locked."""
 
 
 def split(queues: int, tasks: int) -> list[tuple[int, ...]]:
@@ -52,32 +54,35 @@ def take_turn(options: Options, queues: Sequence[int], turn: Turn, folder: str) 
     mine = tuple(queues)
     try:
         drain = drain_for(options, folder, mine)
-        drain.limit(turn.rate)
-        since: list[float] = []
-
-        def told_enough() -> bool:
-            now = time.monotonic()
-            if not since and drain.has_news:
-                since.append(now)
-            return bool(since) and now >= since[0] + min(TELL_AFTER, turn.idle)
-
-        report = drain.run(turn.idle, told_enough)
+        report = Report() if turn.look_only else _move(drain, turn)
         left = drain.look(turn.count_to) if turn.count_to else None
         return TurnReport(mine, report, left)
     except SparkSbSinkError as error:
         return TurnReport(mine, error=error)
 
 
+def _move(drain: Drain, turn: Turn) -> Report:
+    drain.limit(turn.rate)
+    since: list[float] = []
+
+    def told_enough() -> bool:
+        now = time.monotonic()
+        if not since and drain.has_news:
+            since.append(now)
+        return bool(since) and now >= since[0] + min(TELL_AFTER, turn.idle)
+
+    return drain.run(turn.idle, told_enough)
+
+
 def turn_task(
-    options: Callable[[], Options], turn: Turn, deal: Sequence[tuple[int, ...]]
+    options: Callable[[], Options], turn: Turn, queues: tuple[int, ...]
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What `mapInArrow` calls with the numbers of the tasks; one partition is one task."""
+    """What `mapInArrow` calls with one row, for one task: the numbers of its queues are known here."""
 
     def drain_backlog(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for task in batch.column(0).to_pylist():
-                report = take_turn(options(), deal[task], turn, executor_folder())
-                yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(report)], pa.binary())], names=["report"])
+        for _ in batches:
+            report = take_turn(options(), queues, turn, executor_folder())
+            yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(report)], pa.binary())], names=["report"])
 
     return drain_backlog
 
@@ -90,6 +95,15 @@ def read_turn(payload: bytes | bytearray) -> TurnReport:
     return report
 
 
+def left_of(reports: Iterable[TurnReport], backlog_path: str) -> dict[str, int | None]:
+    """What all tasks found, by queue; None for those of a task that could not look."""
+    left: dict[str, int | None] = {}
+    for report in reports:
+        unknown = dict.fromkeys(f"{backlog_path}{number}" for number in report.queues)
+        left.update(unknown if report.left is None else report.left)
+    return left
+
+
 class Patience:
     """Empty means: looks find nothing, twice, `settle_time` apart. Pure but for the clock that it is given."""
 
@@ -98,11 +112,12 @@ class Patience:
         self._clock = clock
         self._since: float | None = None
 
-    def found(self, anything: bool) -> bool:
-        """After a look: whether it is empty now."""
+    def found(self, anything: bool, *, moved: bool = False) -> bool:
+        """After a look: whether it is empty now. `moved`: something was there since the last look, and is gone."""
         now = self._clock()
-        if anything:
+        if anything or moved:
             self._since = None
+        if anything:
             return False
         if self._since is None:
             self._since = now

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -125,3 +126,15 @@ def test_a_signal_ends_it_and_what_is_left_is_told(
     else:
         assert (code, told) == (0, "")
     assert 0 < ground.accepted(entity) < 400
+    assert not sum(ground.secondary.counts(ground.queue(number))["locked"] for number in range(2))
+
+
+def test_a_credential_that_is_refused_ends_it_with_exit_code_1_and_says_which_side_went_first(
+    ground: SinkGround, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = re.sub("SharedAccessKey=[^;]+", "SharedAccessKey=d3Jvbmc=", ground.secondary.connection_string)
+    assert drain(ground, conf(ground, secondary=wrong, pairing="assume"), None, until_empty=False) == 1
+    told = capsys.readouterr().err
+    assert "syphon.py: the syphon ended: " in told
+    assert "secondary" in told.split("primary")[0]
+    assert "d3Jvbmc" not in told
