@@ -157,7 +157,7 @@ class OverflowDrain:
         finally:
             receipts.unpersist()
         if rows:  # a commit that only deletes makes a micro-batch too
-            self._told(OverflowSent(rows, counts, _oldest(df), _bytes(reports)))
+            self._told(OverflowSent(rows, counts, _oldest(df), bytes_moved(reports)))
         failure = failure_of(reports, has_state=True)
         if failure is not None:
             before = self._done[1] if self._done[0] == batch_id else frozenset()
@@ -170,10 +170,12 @@ def _oldest(df: DataFrame) -> dict[str, int | None]:
     return {row["entity"]: row["oldest"] for row in rows}
 
 
-def _bytes(reports: Sequence[TaskReport]) -> Counter[str]:
+def bytes_moved(reports: Sequence[TaskReport]) -> Counter[str]:
+    """By entity; what a report tells of one may stand in two places."""
     found: Counter[str] = Counter()
     for report in reports:
-        found.update({lane.entity: lane.primary_bytes for lane in report.entities})
+        for lane in report.entities:
+            found[lane.entity] += lane.primary_bytes
     return found
 
 

@@ -9,6 +9,7 @@ from spark_sb_sink.factory import factory_for
 from spark_sb_sink.options import Options
 from spark_sb_sink.receipts import REPORT, read_report, unpack
 from spark_sb_sink.syphon.overflow import EXPIRED, send
+from spark_sb_sink.syphon.overflow_drain import bytes_moved
 from spark_sb_sink.syphon.rate import OVERFLOW_SHARE
 from tests.syphon.field import Field, message
 
@@ -50,3 +51,4 @@ def test_what_is_malformed_or_has_no_time_left_is_quarantined_and_the_rest_arriv
     assert "cannot be sent" in reasons[1]
     report = read_report(told.column(REPORT)[0].as_py())
     assert (report.rows, report.total) == (3, 3)
+    assert len(message("good")) <= bytes_moved([report])[entity] < 2 * len(message("good")), "of what was moved"
