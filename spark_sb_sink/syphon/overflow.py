@@ -1,10 +1,11 @@
 """What went to the overflow table, sent at last: a Delta stream into the pair, never written back to that table.
 
 A message whose entity is still out goes to the backlog where that is up again, and the syphon moves it on from there;
-while nothing takes it, the task waits. Which of many syphons drains is decided by `lease`.
+while nothing takes it, it is left for a later micro-batch. Which of many syphons drains is decided by `lease`.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +29,9 @@ from spark_sb_sink.syphon.rate import OVERFLOW_SHARE, Bucket
 
 _ENQUEUED = b"\xa3\x13x-opt-enqueued-time"
 COLUMNS = ("entity", "message", "stored_at")
+PATIENCE = 4.0
+"""Seconds without any progress after which a task leaves the rest for later. Spark does not end a Python task that was
+cancelled while it waits: it would wait on, unseen, and send once it can."""
 AT_ONCE = 200
 """Messages that are made ready before they are handed to the lanes."""
 EXPIRED = "its time to live ran out while it waited in the overflow, and the option ttl is deduct"
@@ -106,6 +110,8 @@ class _Task:
         self._ttl: TtlPolicy = "deduct" if options.ttl is Ttl.DEDUCT else "full"
         self._rows = 0
         self._bad: dict[str, LaneTotals] = {}
+        self._left: Counter[str] = Counter()
+        self._accepted, self._since = 0, time.monotonic()
         self._bucket = Bucket(None if options.max_rate is None else options.max_rate * OVERFLOW_SHARE)
         self.lanes = Lanes(self._factory, options.max_in_flight, keep_unsent=True)
 
@@ -150,7 +156,7 @@ class _Task:
     def _settled(self) -> Iterator[LaneTotals]:
         """The totals without those that came back and were fed again."""
         for totals in self.lanes.totals():
-            yield replace(totals, overflow=0) if self._again else totals
+            yield replace(totals, overflow=self._left[totals.entity]) if self._again else totals
 
     def _put_aside(self) -> Iterator[pa.RecordBatch]:
         """What is bad goes out for quarantine; what nobody takes goes back into its lane, after a while."""
@@ -161,10 +167,21 @@ class _Task:
                 yield unsent_batch(self._partition, [(Table.QUARANTINE, row)])
             elif self._again:
                 back.setdefault(aside.entity, []).append(aside.message)
+        self._leave(back)
         if back:
-            time.sleep(min(self._options.backlog_cooldown, self._options.ping_interval))
+            time.sleep(min(self._options.backlog_cooldown, self._options.ping_interval, PATIENCE))
             for entity, messages in back.items():
                 self.lanes.feed(entity, messages)
+
+    def _leave(self, back: dict[str, list[bytes]]) -> None:
+        """Once nothing has moved for a while, entities of which nothing was sent are left: nothing is sent twice so."""
+        accepted = {totals.entity: totals.primary + totals.backlog for totals in self.lanes.totals()}
+        if (total := sum(accepted.values())) != self._accepted:
+            self._accepted, self._since = total, time.monotonic()
+        if time.monotonic() < self._since + PATIENCE:
+            return
+        for entity in [entity for entity in back if not accepted.get(entity)]:
+            self._left[entity] += len(back.pop(entity))
 
     def _quarantine(self, entity: str, message: bytes, reason: str) -> Iterator[pa.RecordBatch]:
         known = self._bad.get(entity, LaneTotals(entity))

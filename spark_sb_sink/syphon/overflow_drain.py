@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
 from spark_sb_sink.delta_state import DeltaState
-from spark_sb_sink.errors import StateError
+from spark_sb_sink.errors import SendError, StateError, UnsendableError
 from spark_sb_sink.events import RouteCounts
 from spark_sb_sink.knowledge import counts_of
 from spark_sb_sink.lanes import Table
@@ -134,7 +134,7 @@ class OverflowDrain:
         if self._done[0] == batch_id:
             # It failed for an entity that refuses us: what the others have got is not sent again.
             df = df.where(~F.col("entity").isin(sorted(self._done[1])))
-        # One task: while nothing takes its messages it waits, and a slot is all that the overflow may hold meanwhile.
+        # One task: while its messages are sent, or wait for that, a slot is all that the overflow may hold.
         df = df.coalesce(1)
         counted = Observation()
         rows_in = df.observe(counted, F.count(F.lit(1)).alias("rows"))
@@ -158,11 +158,21 @@ class OverflowDrain:
             receipts.unpersist()
         if rows:  # a commit that only deletes makes a micro-batch too
             self._told(OverflowSent(rows, counts, _oldest(df), bytes_moved(reports)))
-        failure = failure_of(reports, has_state=True)
+        failure = failure_of(reports, has_state=True) or _still_out(reports)
         if failure is not None:
             before = self._done[1] if self._done[0] == batch_id else frozenset()
-            self._done = (batch_id, before | {count.entity for count in counts if not count.abandoned})
+            done = {count.entity for count in counts if not (count.abandoned or count.overflow)}
+            self._done = (batch_id, before | done)
             raise failure
+
+
+def _still_out(reports: Sequence[TaskReport]) -> SendError | None:
+    """Why a micro-batch is tried again: nothing took some of its messages."""
+    for lane in (lane for report in reports for lane in report.entities if lane.overflow):
+        if lane.all_out is not None:
+            return lane.all_out
+        return UnsendableError(entity=lane.entity, overflow=lane.overflow, quarantine=0, reasons=lane.reasons)
+    return None
 
 
 def _oldest(df: DataFrame) -> dict[str, int | None]:

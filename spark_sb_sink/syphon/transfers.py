@@ -30,6 +30,7 @@ def of_overflow(sent: OverflowSent) -> tuple[Moved, ...]:
             bytes=sent.bytes[count.entity],
         )
         for count in sent.entities
+        if count.primary or count.backlog or count.quarantine  # others are tried again
     )
 
 

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
+from spark_sb_sink.broker.faults import Refuse
 from spark_sb_sink.factory import factory_for
 from spark_sb_sink.options import Options
 from spark_sb_sink.receipts import REPORT, read_report, unpack
@@ -20,9 +21,9 @@ def rows(entity: str, messages: list[bytes], stored_at: datetime | None = None) 
     return pa.RecordBatch.from_arrays(columns, names=["entity", "message", "stored_at"])
 
 
-def sent(field: Field, options: Options, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+def sent(field: Field, options: Options, *batches: pa.RecordBatch) -> list[pa.RecordBatch]:
     try:
-        return list(send(options, 0, [batch], str(field.folder)))
+        return list(send(options, 0, batches, str(field.folder)))
     finally:
         factory = factory_for(options, field.folder)
         factory.close()
@@ -36,6 +37,18 @@ def test_no_more_than_its_share_of_the_rate_goes_out(field: Field) -> None:
     elapsed = time.monotonic() - begun
     assert field.accepted(entity) == 50
     assert rate * OVERFLOW_SHARE * (elapsed + 1) >= 50
+
+
+def test_what_nobody_takes_is_left_for_later_and_the_rest_arrives(field: Field) -> None:
+    dead, well = field.entities(2)
+    options = field.options(failover_interval="0s", ping_interval="30m")
+    field.primary.hang(Refuse(), dead)
+    for number in range(options.backlog_queue_count):
+        field.secondary.disable(field.queue(number))
+    *_, told = sent(field, options, rows(dead, [message(n) for n in range(5)]), rows(well, [message("good")]))
+    report = read_report(told.column(REPORT)[0].as_py())
+    assert {each.entity: (each.primary, each.overflow) for each in report.entities} == {dead: (0, 5), well: (1, 0)}
+    assert report.rows == report.total == 6
 
 
 def test_what_is_malformed_or_has_no_time_left_is_quarantined_and_the_rest_arrives(field: Field) -> None:
