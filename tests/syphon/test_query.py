@@ -85,6 +85,8 @@ def test_overflow_comes_home_too_and_delta_tells_of_every_transfer(ground: SinkG
     assert drained.overflow_empty
     everything.check()
     assert ground.arrived(diverted).total() == 10
+    once = [ground.arrived(entity) for entity in (everything.queue, everything.sessions, everything.later)]
+    assert [set(each.values()) for each in once] == [{1}] * 3, "what was cut off went on, and sent it as well"
     again = syphon(ground, state=state).drain_until_empty(ground.spark, within=180)
     assert again.empty
     assert again.moved == 0, "what was drained is not sent again by the next syphon"
