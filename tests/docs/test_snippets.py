@@ -116,13 +116,13 @@ def _as_dict(block: Block) -> dict[str, object]:
 
 
 def submit_lines() -> list[str]:
-    """The lines of spark-submit that fetch nothing, each once."""
-    found = {}
+    """One line of spark-submit for each job, of those that fetch nothing; each file is read by `check`, without a JVM."""
+    found = dict[str, str]()
     for block in all_blocks("sh"):
         for command in commands_in(block.code):
-            if command[0] == "spark-submit" and submitted(command[1:]).here:
-                found[" ".join(command)] = None
-    return list(found)
+            if command[0] == "spark-submit" and (line := submitted(command[1:])).here:
+                found.setdefault(line.script, " ".join(command))
+    return list(found.values())
 
 
 @pytest.mark.parametrize("line", submit_lines())
