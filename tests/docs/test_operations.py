@@ -1,4 +1,4 @@
-"""The run-books drain what the pipeline has put aside: each syphon there knows the `state` that is deleted in the end."""
+"""The run-books drain what the pipeline has put aside: each syphon knows the `state` that is deleted in the end."""
 
 import re
 import shlex

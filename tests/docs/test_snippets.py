@@ -116,7 +116,7 @@ def _as_dict(block: Block) -> dict[str, object]:
 
 
 def submit_lines() -> list[str]:
-    """One line of spark-submit for each job, of those that fetch nothing; each file is read by `check`, without a JVM."""
+    """One line of spark-submit for each job, of those that fetch nothing; `check` reads the files of all of them."""
     found = dict[str, str]()
     for block in all_blocks("sh"):
         for command in commands_in(block.code):
