@@ -78,14 +78,16 @@ class Replayed:
 
 def plan(spark: SparkSession, options: Options, wanted: Filter) -> Replayed:
     """What a replay would send: all that are kept are those that cannot be sent. Sends nothing."""
-    rows = _quarantine(spark, options).waiting(wanted)
-    if rows is None:
-        return Replayed(0)
-    by_entity = rows.where(F.col("message").isNotNull()).groupBy("entity").count().collect()
-    counts = {str(row["entity"]): int(row["count"]) for row in by_entity}
-    bad = rows.where(F.col("message").isNull())
-    kept = tuple(Kept(brief(row), NO_MESSAGE) for row in in_brief(bad).limit(LISTED).collect())
-    left = int(bad.count()) if len(kept) == LISTED else len(kept)
+    quarantine = _quarantine(spark, options)
+    with quarantine.reading(wanted):
+        rows = quarantine.waiting(wanted)
+        if rows is None:
+            return Replayed(0)
+        by_entity = rows.where(F.col("message").isNotNull()).groupBy("entity").count().collect()
+        counts = {str(row["entity"]): int(row["count"]) for row in by_entity}
+        bad = rows.where(F.col("message").isNull())
+        kept = tuple(Kept(brief(row), NO_MESSAGE) for row in in_brief(bad).limit(LISTED).collect())
+        left = int(bad.count()) if len(kept) == LISTED else len(kept)
     return Replayed(sum(counts.values()) + left, kept=kept, kept_count=left, entities=counts)
 
 
@@ -102,7 +104,7 @@ def replay(
     if not planned.entities:
         return planned
     quarantine = _quarantine(spark, options)
-    with _leased(spark, quarantine, options) as check, _paired(options) as factory:
+    with _leased(spark, quarantine, options) as check, _paired(options) as factory, quarantine.reading(wanted):
         rows = quarantine.waiting(wanted)  # only now: another replay may have ended a moment ago
         if rows is None:
             return planned

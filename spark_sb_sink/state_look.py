@@ -12,6 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession, Window
 from pyspark.sql import functions as F
 
+from spark_sb_sink.delta_reading import reading
 from spark_sb_sink.delta_state import LEDGER, TRANSFERS, DeltaState
 from spark_sb_sink.lanes import Table
 from spark_sb_sink.quarantine import Quarantine
@@ -61,20 +62,21 @@ class StateLook:
 
 
 def look(spark: SparkSession, state: str, now: datetime | None = None) -> StateLook:
-    """Everything that there is; tables that were never made count as empty."""
+    """Everything that there is; tables that were never made count as empty. A `StateError` for one that is damaged."""
     tables = DeltaState(spark, state)
     tables.check()
-    overflow, exact = overflow_waiting(spark, tables)
-    moved, rate = _rate(tables, now or datetime.now(UTC))
-    return StateLook(
-        entities=_entities(tables),
-        last_batch=_last_batch(tables),
-        overflow=overflow,
-        overflow_exact=exact,
-        quarantine=Quarantine(spark, state).count(),
-        moved=moved,
-        rate=rate,
-    )
+    with reading(state):
+        overflow, exact = overflow_waiting(spark, tables)
+        moved, rate = _rate(tables, now or datetime.now(UTC))
+        return StateLook(
+            entities=_entities(tables),
+            last_batch=_last_batch(tables),
+            overflow=overflow,
+            overflow_exact=exact,
+            quarantine=Quarantine(spark, state).count(),
+            moved=moved,
+            rate=rate,
+        )
 
 
 def _entities(tables: DeltaState) -> tuple[EntityLook, ...]:

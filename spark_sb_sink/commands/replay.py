@@ -36,14 +36,14 @@ def replay(
     """
     options = load(conf_file)
     require_state(options, "replay")
+    if everything == bool(where or entity or message_id or reason):
+        fail("replay takes a filter (--where, --entity, --message-id, --reason), or --all, and not both.")
     with told_errors():
-        wanted = filter_of(where, entity, message_id, reason)
-        if wanted.given == everything:
-            fail("replay takes a filter (--where, --entity, --message-id, --reason), or --all, and not both.")
         stop = threading.Event()
         with session("replay") as spark, caught(stop, signal.SIGTERM, signal.SIGINT):
             from spark_sb_sink import replay as replaying
 
+            wanted = filter_of(where, entity, message_id, reason)
             if dry_run:
                 outcome = replaying.plan(spark, options, wanted)
             else:
