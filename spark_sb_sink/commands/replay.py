@@ -32,7 +32,7 @@ def replay(
     Mend the cause first, then name what is meant: a filter or --all is required. What is sent is noted, and not sent
     again by the next replay. Exit code 1 where something that was meant stays.
 
-    Example: spark-sb-sink replay --conf-file conf/pipeline.toml --entity orders --reason "no such entity"
+    Example: spark-sb-sink replay --conf-file conf/topics-with-sessions.toml --entity orders --reason "no such entity"
     """
     options = load(conf_file)
     require_state(options, "replay")
