@@ -42,7 +42,7 @@ def test_each_prints_one_document_and_nothing_else_also_when_it_starts_spark_its
         capture_output=True,
         text=True,
         timeout=240,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1"},
     )
     assert (done.returncode, done.stderr) == (0, "")
     *documents, rest = done.stdout.split(f"{MARK} 0\n")
