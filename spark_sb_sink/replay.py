@@ -23,7 +23,7 @@ from spark_sb_sink.amqp.errors import CodecError
 from spark_sb_sink.board import Board
 from spark_sb_sink.driver_loop import DriverLoop
 from spark_sb_sink.envelope import TtlPolicy
-from spark_sb_sink.errors import OptionError, SendError, StateError, told
+from spark_sb_sink.errors import OptionError, ReplayRefusedError, SendError, told
 from spark_sb_sink.factory import PairedFactory
 from spark_sb_sink.options import Options, Ttl
 from spark_sb_sink.pairing_keeper import PairingKeeper
@@ -234,11 +234,7 @@ def _leased(spark: SparkSession, quarantine: Quarantine, options: Options) -> It
 
     def check() -> None:
         if lost.is_set():
-            raise StateError(
-                state=str(options.state),
-                detail="another replay of it is under way, or ended without a word less than "
-                f"{FOR_SECONDS:.0f} s ago; wait that long and try again",
-            )
+            raise ReplayRefusedError(state=str(options.state), seconds=FOR_SECONDS)
 
     take()
     check()

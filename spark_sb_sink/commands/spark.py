@@ -30,8 +30,9 @@ def require_spark(command: str) -> None:
         import spark_sb_sink.sessions  # noqa: F401
     except ImportError as error:
         package = (error.name or "pyspark").partition(".")[0]
-        missing = f"{command} needs {package}; install it with: pip install 'spark-sb-sink[spark]'."
-        raise UnsupportedSparkError(missing) from None
+        raise UnsupportedSparkError(
+            f"{command} needs {package}; install it with: pip install 'spark-sb-sink[spark]'."
+        ) from None
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.support import toml
+from tests.commands.support import run, sentence, toml
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDE = "Endpoint=sb://{}.invalid/;SharedAccessKeyName=n;SharedAccessKey=azE="
@@ -56,6 +56,10 @@ def test_without_pyspark_it_says_what_to_install(file: str) -> None:
         assert "needs pyspark; install it with: pip install 'spark-sb-sink[spark]'." in err, command
         assert err.startswith("spark-sb-sink: ")
         assert err.count("\n") == 1
+
+
+def test_json_of_a_syphon_takes_until_empty(file: str) -> None:
+    assert "--json prints the outcome of --until-empty" in sentence(run("syphon", "--conf-file", file, "--json"))
 
 
 def test_a_java_that_starts_no_spark_is_one_sentence_with_what_to_do(file: str, tmp_path: Path) -> None:
