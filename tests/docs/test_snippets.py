@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,15 @@ def test_every_command_has_an_example() -> None:
 def test_an_example_of_the_help_is_right(line: str, tmp_path: Path) -> None:
     [command] = commands_in(line.replace("--keep ", f"--keep {tmp_path}/"))
     check(command)
+
+
+def test_the_readme_shows_how_each_of_its_two_commands_ends() -> None:
+    blocks = list(blocks_of("README.md"))
+    ends = {block.code: after.code for block, after in pairwise(blocks) if "python -m venv" in block.code}
+    assert len(ends) == 2
+    demo, tests = ends.values()
+    assert demo.startswith("Reckoning")
+    assert re.fullmatch(r"\d+ passed in [\d.]+s \(\d:\d\d:\d\d\)\n", tests)
 
 
 def test_the_reckoning_of_the_readme_is_one_that_the_demo_prints() -> None:
