@@ -223,7 +223,7 @@ class TestRefusals:
         (["nonsense"], "no such command 'nonsense'; `spark-sb-sink --help`"),
         (["status"], "missing option '--conf-file'; `spark-sb-sink status --help`"),
         (["quarantine", "show", "--conf-file", "x"], "missing argument 'ID'; `spark-sb-sink quarantine show --help`"),
-        (["cost", "--queues", "0"], "invalid value for '--queues'"),
+        (["cost", "--syphons", "-1"], "invalid value for '--syphons'"),
         (["cost", "--rate", "many"], "invalid value for '--rate'"),
     ],
 )
