@@ -25,9 +25,9 @@ class CallFailedError(Exception):
 
 
 async def within(deadline: float, call: Awaitable[T]) -> T:
-    """The answer, or `CallFailedError`. Links keep the deadline themselves, so here it is doubled."""
+    """The answer, or `CallFailedError` once the deadline has passed."""
     try:
-        async with asyncio.timeout(2 * deadline):
+        async with asyncio.timeout(deadline):
             return await call
     except Exception as error:  # noqa: BLE001 - on a document that it cannot read, the SDK fails in any way
         fault = sort(symptom_of(error, during=Phase.OPEN))

@@ -63,6 +63,8 @@ class Charges:
     """Operations for one outage: the four charges per message, and what comes with them."""
 
     messages: int
+    diverted: int
+    """Of those, the ones that go to the backlog: all or none."""
     backlog_sends: int
     backlog_receives: int
     primary_sends: int
@@ -105,16 +107,22 @@ def idle(setup: Setup) -> Idle:
 
 
 def outage(setup: Setup, given: Outage) -> Charges:
-    """For an outage and the drain after it; also the messages of the first failover interval go to the backlog."""
+    """For an outage and the drain after it.
+
+    What fails for less than the failover interval is not diverted: the messages wait, and the primary takes them. Else
+    those of the first interval go to the backlog too.
+    """
     messages = math.ceil(given.rate * given.seconds)
+    diverted = messages if _fails_over(setup, given) else 0
     at_home, away = steps(given.message_bytes), steps(given.message_bytes + ENVELOPE)
-    deferred = math.ceil(messages * given.deferred)
+    deferred = math.ceil(diverted * given.deferred)
     pages = -(-deferred // PAGE)
     peek = steps(min(deferred, PAGE) * (given.message_bytes + ENVELOPE))
     return Charges(
         messages=messages,
-        backlog_sends=messages * away,
-        backlog_receives=messages * away,
+        diverted=diverted,
+        backlog_sends=diverted * away,
+        backlog_receives=diverted * away,
         primary_sends=messages * at_home,
         primary_receives=messages * at_home,
         pings=pings(setup, given),
@@ -126,10 +134,22 @@ def outage(setup: Setup, given: Outage) -> Charges:
 
 def pings(setup: Setup, given: Outage) -> int:
     """One a ping interval for each entity, by each executor of the sink and by each syphon, and one that succeeds."""
-    if not setup.ping_messages or given.seconds < setup.failover_interval:
+    if not setup.ping_messages or not _fails_over(setup, given):
         return 0
     each = math.floor((given.seconds - setup.failover_interval) / setup.ping_interval) + 1
     return each * given.entities * (setup.executors + setup.syphons)
+
+
+def drain_seconds(setup: Setup, given: Outage, max_rate: float | None) -> float | None:
+    """How long the drain takes at that rate of each syphon; None where there is no rate, or no syphon."""
+    if max_rate is None or not setup.syphons:
+        return None
+    return outage(setup, given).diverted / (max_rate * setup.syphons)
+
+
+def _fails_over(setup: Setup, given: Outage) -> bool:
+    """The fault that diverts is the first one at or after the end of the interval."""
+    return given.seconds >= setup.failover_interval
 
 
 def money(operations: int, price_per_million: float) -> float:

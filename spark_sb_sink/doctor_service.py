@@ -71,7 +71,8 @@ async def primary(options: Options, entities: Sequence[str]) -> tuple[list[Findi
         for entity in entities or (NOBODY,):
             try:
                 sender = RawSender(client, entity, send_timeout=options.send_timeout)
-                seen = Seen(await _attached(sender, options.send_timeout))
+                largest = await _attached(sender, options.send_timeout)
+                seen = Seen(max(largest, seen.largest or 0))  # the backlog has to take what the largest of them takes
                 findings.append(ok(f"Send on {entity}", f"{options.primary.host} takes us"))
             except CallFailedError as failed:
                 findings.append(_refused(options.primary.host, entity, "Send", failed, check))

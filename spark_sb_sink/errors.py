@@ -15,7 +15,9 @@
     │   ├── ConservationError               rows without an outcome, or with two
     │   └── BatchFailedError                several of these at once
     ├── StateError                          the Delta tables of the option state cannot be used
-    ├── UnsupportedSparkError               this Spark cannot do what the sink needs
+    ├── ReplayRefusedError                  another replay of the same state is under way
+    ├── UnsupportedSparkError               this Spark cannot do what the sink needs, or there is none
+    │   └── JavaMissingError                (in `java`) no Java that Spark could run on
     ├── BoardError                          the file with what the executor knows cannot be read or written
     ├── ClosedError                         used after it was closed
     │   └── FaultedError                    used after it, or its other side, came to an end that is final
@@ -241,6 +243,17 @@ class StateError(SparkSbSinkError):
             f"The Delta tables under state = {state!r} cannot be used: {_sentence(detail)} Check that the path or "
             "schema can be written to and that Delta is there (with delta-spark: configure_spark_with_delta_pip and "
             "Delta's two settings, see docs/deploying.md)."
+        )
+
+
+class ReplayRefusedError(SparkSbSinkError):
+    """Two replays at once would send everything twice."""
+
+    def __init__(self, *, state: str, seconds: float) -> None:
+        super().__init__(
+            f"Another replay of the quarantine under state = {state!r} is under way, or ended without a word less than "
+            f"{seconds:.0f} s ago. This one stops here; what it has sent, if anything, is noted. Wait that long and "
+            "replay again: what is noted is not sent twice."
         )
 
 

@@ -9,10 +9,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from spark_sb_sink.errors import UnsupportedSparkError
+
 MINIMUM = 17
 
 
-class JavaMissingError(RuntimeError):
+class JavaMissingError(UnsupportedSparkError, RuntimeError):
     """No Java of at least version 17; the text says what was found and what to do."""
 
 

@@ -12,7 +12,7 @@ from spark_sb_sink.receipts import TaskReport
 MOST_BOARDS = 2000
 """Executors come and go; those not heard of for longest are forgotten, which costs a hint at most."""
 
-_WORST = (Health.FAILED_OVER, Health.PROBATION, Health.SUSPECT, Health.HEALTHY)
+WORST_FIRST = (Health.FAILED_OVER, Health.PROBATION, Health.SUSPECT, Health.HEALTHY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Knowledge:
     def _view(self, entity: str) -> EntityView:
         counts = self._totals.get(entity, RouteCounts(entity))
         boards = self._believed.get(entity, {}).values()
-        worst = min(boards, key=lambda noted: _WORST.index(noted.change.after), default=None)
+        worst = min(boards, key=lambda noted: WORST_FIRST.index(noted.change.after), default=None)
         if worst is None:
             return EntityView(entity, Health.HEALTHY, "", None, counts)
         return EntityView(entity, worst.change.after, worst.change.reason, worst.wall_time, counts)

@@ -3,6 +3,7 @@
 Only reads. The table itself is never changed: what `replay` has sent stands in the table `replays`.
 """
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,6 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
+from spark_sb_sink.delta_reading import reading
 from spark_sb_sink.delta_state import REPLAYS, DeltaState
 from spark_sb_sink.errors import OptionError, told
 from spark_sb_sink.lanes import Table
@@ -75,8 +77,12 @@ class Quarantine:
     """The table under one `state`, through one Spark session."""
 
     def __init__(self, spark: SparkSession, state: str) -> None:
-        self._spark = spark
+        self._name = state
         self.state = DeltaState(spark, state)
+
+    def reading(self, wanted: Filter | None = None) -> AbstractContextManager[None]:
+        """Around what runs a job over the table: what goes wrong there is a sentence."""
+        return reading(self._name, None if wanted is None else wanted.where)
 
     def waiting(self, wanted: Filter | None = None) -> DataFrame | None:
         """The rows that were not sent again; None where nothing ever came into quarantine."""
@@ -97,29 +103,31 @@ class Quarantine:
 
     def count(self, wanted: Filter | None = None) -> int:
         """How many wait."""
-        rows = self.waiting(wanted)
-        return 0 if rows is None else int(rows.count())
+        with self.reading(wanted):
+            rows = self.waiting(wanted)
+            return 0 if rows is None else int(rows.count())
 
     def newest(self, wanted: Filter | None = None, limit: int = 50) -> list[Quarantined]:
         """The newest first, without their bodies."""
-        rows = self.waiting(wanted)
-        if rows is None:
-            return []
-        ordered = rows.orderBy(F.desc("stored_at"), "message_id", "digest").limit(limit)
-        return [brief(row) for row in in_brief(ordered).collect()]
+        with self.reading(wanted):
+            rows = self.waiting(wanted)
+            if rows is None:
+                return []
+            ordered = rows.orderBy(F.desc("stored_at"), "message_id", "digest").limit(limit)
+            return [brief(row) for row in in_brief(ordered).collect()]
 
     def find(self, name: str, limit: int = 20) -> list[dict[str, Any]]:
         """Whole rows, by message id or by the beginning of a digest, also those that were sent again."""
-        self.state.check()
-        if not self.state.exists(Table.QUARANTINE.value):
-            return []
-        rows = self.state.read(Table.QUARANTINE.value)
-        meant = (F.col("message_id") == name) | (
-            F.col("digest").startswith(name) if len(name) >= _SHORTEST_DIGEST else F.lit(False)
-        )
-        waiting = self.waiting()
-        keys = set() if waiting is None else {tuple(row) for row in waiting.where(meant).select(*KEY).collect()}
-        found = rows.where(meant).orderBy("stored_at").limit(limit).collect()
+        with self.reading():
+            waiting = self.waiting()
+            if waiting is None:
+                return []
+            meant = F.col("message_id") == name
+            if len(name) >= _SHORTEST_DIGEST:
+                meant |= F.col("digest").startswith(name)
+            keys = {tuple(row) for row in waiting.where(meant).select(*KEY).collect()}
+            rows = self.state.read(Table.QUARANTINE.value)
+            found = rows.where(meant).orderBy("stored_at").limit(limit).collect()
         return [{**row.asDict(), "replayed": tuple(row[key] for key in KEY) not in keys} for row in found]
 
 

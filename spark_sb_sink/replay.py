@@ -23,7 +23,7 @@ from spark_sb_sink.amqp.errors import CodecError
 from spark_sb_sink.board import Board
 from spark_sb_sink.driver_loop import DriverLoop
 from spark_sb_sink.envelope import TtlPolicy
-from spark_sb_sink.errors import OptionError, SendError, StateError, told
+from spark_sb_sink.errors import OptionError, ReplayRefusedError, SendError, told
 from spark_sb_sink.factory import PairedFactory
 from spark_sb_sink.options import Options, Ttl
 from spark_sb_sink.pairing_keeper import PairingKeeper
@@ -78,14 +78,16 @@ class Replayed:
 
 def plan(spark: SparkSession, options: Options, wanted: Filter) -> Replayed:
     """What a replay would send: all that are kept are those that cannot be sent. Sends nothing."""
-    rows = _quarantine(spark, options).waiting(wanted)
-    if rows is None:
-        return Replayed(0)
-    by_entity = rows.where(F.col("message").isNotNull()).groupBy("entity").count().collect()
-    counts = {str(row["entity"]): int(row["count"]) for row in by_entity}
-    bad = rows.where(F.col("message").isNull())
-    kept = tuple(Kept(brief(row), NO_MESSAGE) for row in in_brief(bad).limit(LISTED).collect())
-    left = int(bad.count()) if len(kept) == LISTED else len(kept)
+    quarantine = _quarantine(spark, options)
+    with quarantine.reading(wanted):
+        rows = quarantine.waiting(wanted)
+        if rows is None:
+            return Replayed(0)
+        by_entity = rows.where(F.col("message").isNotNull()).groupBy("entity").count().collect()
+        counts = {str(row["entity"]): int(row["count"]) for row in by_entity}
+        bad = rows.where(F.col("message").isNull())
+        kept = tuple(Kept(brief(row), NO_MESSAGE) for row in in_brief(bad).limit(LISTED).collect())
+        left = int(bad.count()) if len(kept) == LISTED else len(kept)
     return Replayed(sum(counts.values()) + left, kept=kept, kept_count=left, entities=counts)
 
 
@@ -102,7 +104,7 @@ def replay(
     if not planned.entities:
         return planned
     quarantine = _quarantine(spark, options)
-    with _leased(spark, quarantine, options) as check, _paired(options) as factory:
+    with _leased(spark, quarantine, options) as check, _paired(options) as factory, quarantine.reading(wanted):
         rows = quarantine.waiting(wanted)  # only now: another replay may have ended a moment ago
         if rows is None:
             return planned
@@ -232,11 +234,7 @@ def _leased(spark: SparkSession, quarantine: Quarantine, options: Options) -> It
 
     def check() -> None:
         if lost.is_set():
-            raise StateError(
-                state=str(options.state),
-                detail="another replay of it is under way, or ended without a word less than "
-                f"{FOR_SECONDS:.0f} s ago; wait that long and try again",
-            )
+            raise ReplayRefusedError(state=str(options.state), seconds=FOR_SECONDS)
 
     take()
     check()

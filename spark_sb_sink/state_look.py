@@ -12,7 +12,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession, Window
 from pyspark.sql import functions as F
 
+from spark_sb_sink.delta_reading import reading
 from spark_sb_sink.delta_state import LEDGER, TRANSFERS, DeltaState
+from spark_sb_sink.entity_look import Belief, EntityLook, Traffic, entity_looks
 from spark_sb_sink.lanes import Table
 from spark_sb_sink.quarantine import Quarantine
 from spark_sb_sink.syphon.overflow_drain import CHECKPOINT
@@ -21,16 +23,6 @@ RATE_OVER = 300.0
 """Seconds of transfers that the present rate is taken from."""
 TURN = 5.0
 """Seconds that a syphon's receipt speaks of: what it tells of was moved before it was written."""
-
-
-@dataclass(frozen=True, slots=True)
-class EntityLook:
-    """The last change that the ledger knows of an entity."""
-
-    entity: str
-    state: str
-    since: datetime
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +53,50 @@ class StateLook:
 
 
 def look(spark: SparkSession, state: str, now: datetime | None = None) -> StateLook:
-    """Everything that there is; tables that were never made count as empty."""
+    """Everything that there is; tables that were never made count as empty. A `StateError` for one that is damaged."""
+    now = now or datetime.now(UTC)
     tables = DeltaState(spark, state)
     tables.check()
-    overflow, exact = overflow_waiting(spark, tables)
-    moved, rate = _rate(tables, now or datetime.now(UTC))
-    return StateLook(
-        entities=_entities(tables),
-        last_batch=_last_batch(tables),
-        overflow=overflow,
-        overflow_exact=exact,
-        quarantine=Quarantine(spark, state).count(),
-        moved=moved,
-        rate=rate,
-    )
+    with reading(state):
+        overflow, exact = overflow_waiting(spark, tables)
+        moved, rate = _rate(tables, now)
+        return StateLook(
+            entities=_entities(tables, now),
+            last_batch=_last_batch(tables),
+            overflow=overflow,
+            overflow_exact=exact,
+            quarantine=Quarantine(spark, state).count(),
+            moved=moved,
+            rate=rate,
+        )
 
 
-def _entities(tables: DeltaState) -> tuple[EntityLook, ...]:
+def _entities(tables: DeltaState, now: datetime) -> tuple[EntityLook, ...]:
     if not tables.exists(LEDGER):
         return ()
-    changes = tables.read(LEDGER).select(F.explode("changes").alias("c")).select("c.*")
-    newest = F.row_number().over(Window.partitionBy("entity").orderBy(F.desc("at")))
-    rows = changes.withColumn("_nth", newest).where("_nth = 1").orderBy("entity").collect()
-    return tuple(EntityLook(row["entity"], row["after"], row["at"], row["reason"]) for row in rows)
+    ledger = tables.read(LEDGER)
+    changes = ledger.select(F.col("at").alias("told_at"), F.explode("changes").alias("c")).select("told_at", "c.*")
+    newest = F.row_number().over(Window.partitionBy("entity", "board").orderBy(F.desc("at"), F.desc("told_at")))
+    beliefs = [
+        Belief(row["entity"], row["board"], row["after"], _utc(row["at"]), row["reason"], _utc(row["told_at"]))
+        for row in changes.withColumn("_nth", newest).where("_nth = 1").collect()
+    ]
+    if not beliefs:
+        return ()
+    begun = F.expr("timestamp_micros(unix_micros(at) - bigint(seconds * 1000000))")
+    counts = ledger.select("at", begun.alias("begun"), F.explode("entities").alias("e")).select("at", "begun", "e.*")
+    direct, diverted = F.col("primary") > 0, F.col("backlog") + F.col("overflow") > 0
+    traffic = counts.groupBy("entity").agg(
+        F.max(F.when(diverted, F.col("at"))).alias("diverted_at"),
+        F.max(F.when(direct, F.col("at"))).alias("direct_at"),
+        F.max(F.when(direct, F.col("begun"))).alias("direct_begun"),
+    )
+    found = {row["entity"]: Traffic(*(at and _utc(at) for at in row[1:])) for row in traffic.collect()}
+    return entity_looks(beliefs, found, now)
+
+
+def _utc(at: datetime) -> datetime:
+    return at.astimezone(UTC)
 
 
 def _last_batch(tables: DeltaState) -> LastBatch | None:

@@ -91,11 +91,11 @@ class ServiceBusPair:
             yield
 
     def arrived(self, entity: str) -> Counter[str]:
-        """How often the entity of the primary has stored each message id, also if it was received since."""
+        """How often the entity of the primary has stored each message id in this test, also if it is gone since."""
         return _stored(self.primary, entity)
 
     def backlog(self) -> Counter[str]:
-        """How often the backlog queues have stored each message id, also if the syphon has moved it since."""
+        """How often the backlog queues have stored each message id in this test, also if it was moved since."""
         path = f"{self.name}/".lower()
         queues = (name for name in self.secondary.overview()["entities"] if name.lower().startswith(path))
         return sum((_stored(self.secondary, queue) for queue in queues), Counter())
@@ -133,12 +133,21 @@ def servicebus_broker() -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def servicebus(servicebus_broker: BrokerProcess) -> Iterator[ServiceBusPair]:
-    """Both namespaces without faults; entities that the test makes are gone after it."""
-    pair = ServiceBusPair(servicebus_broker["primary"], servicebus_broker["secondary"])
+    """Both namespaces without faults and with an empty journal; entities that the test makes are gone after it."""
+    with _for_one_test(servicebus_broker) as pair:
+        yield pair
+
+
+@contextmanager
+def _for_one_test(broker: BrokerProcess) -> Iterator[ServiceBusPair]:
+    pair = ServiceBusPair(broker["primary"], broker["secondary"])
+    sides = (pair.primary, pair.secondary)
     pair.heal()
-    there = {side.name: set(side.overview()["entities"]) for side in (pair.primary, pair.secondary)}
+    for side in sides:  # it remembers a message by the name of its queue, also of one that was deleted since
+        side.configure_journal(enabled=True, clear=True)
+    there = {side.name: set(side.overview()["entities"]) for side in sides}
     yield pair
     pair.heal()
-    for side in (pair.primary, pair.secondary):
+    for side in sides:
         for entity in set(side.overview()["entities"]) - there[side.name]:
             side.delete(entity)

@@ -18,6 +18,8 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import MessagingEntityNotFoundError
 
 from spark_sb_sink.broker import BrokerProcess, ControlError
+from tests.commands.support import run as in_process
+from tests.commands.support import sentence
 from tests.conftest import await_that
 
 PROGRAM = [sys.executable, "-m", "spark_sb_sink.cli"]
@@ -208,16 +210,32 @@ class TestRefusals:
         assert done.stderr.count("\n") == 1, done.stderr
         assert not {"Traceback", "╭", "│"} & set(re.findall(r"\w+|[╭│]", done.stderr))
 
-    @pytest.mark.parametrize(
-        "arguments",
-        [["broker"], ["broker", "--namespace"], ["broker", "--nonsense"], ["nonsense"], ["broker", "extra"]],
-    )
-    def test_of_the_option_parser_exit_with_2_too(self, arguments: list[str]) -> None:
-        done = run(*arguments)
-        assert done.returncode == 2
-        assert done.stdout == ""
-        assert done.stderr
-        assert "Traceback" not in done.stderr
+    def test_of_the_option_parser_are_one_sentence_too(self) -> None:
+        self.is_one_sentence(run("broker", "--nonsense"), "no such option: --nonsense; `spark-sb-sink broker --help`")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["broker"], "missing option '--namespace'; `spark-sb-sink broker --help` shows what it takes."),
+        (["broker", "--namespace"], "option '--namespace' requires an argument"),
+        (["broker", "--namespace", "a", "extra"], "unexpected extra argument"),
+        (["nonsense"], "no such command 'nonsense'; `spark-sb-sink --help`"),
+        (["status"], "missing option '--conf-file'; `spark-sb-sink status --help`"),
+        (["quarantine", "show", "--conf-file", "x"], "missing argument 'ID'; `spark-sb-sink quarantine show --help`"),
+        (["cost", "--syphons", "-1"], "invalid value for '--syphons'"),
+        (["cost", "--rate", "many"], "invalid value for '--rate'"),
+    ],
+)
+def test_what_the_option_parser_refuses_is_one_sentence_with_what_to_type(arguments: list[str], told: str) -> None:
+    assert told in sentence(in_process(*arguments))
+
+
+def test_a_command_without_arguments_shows_its_help() -> None:
+    for arguments, shown in (([], "quarantine"), (["quarantine"], "Everything about one")):
+        done = in_process(*arguments)
+        assert shown in done.out + done.err
+        assert "Traceback" not in done.err
 
 
 def test_help_names_the_commands() -> None:

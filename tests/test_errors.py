@@ -22,6 +22,7 @@ from spark_sb_sink.errors import (
     OptionError,
     PairingError,
     QueueNotCreatableError,
+    ReplayRefusedError,
     SchemaError,
     SecondaryUnreachableError,
     SendError,
@@ -42,6 +43,7 @@ surroundings = st.text(st.characters(codec="utf-8", exclude_characters="=:"), ma
 
 EXAMPLES: list[SparkSbSinkError] = [
     SparkSbSinkError("something"),
+    ReplayRefusedError(state="/lake/servicebus", seconds=60),
     OptionError("failover_interval got '2d'.", "entity is missing."),
     SchemaError("body is missing.", "entity is missing."),
     SecondaryUnreachableError(namespace="b.servicebus.windows.net", detail="connection refused"),

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
-from spark_sb_sink.broker import ControlError
+from spark_sb_sink.broker import BrokerProcess, ControlError, NamespaceHandle
 from spark_sb_sink.options import Options
-from spark_sb_sink.testing import Refuse, ServiceBusPair, await_that
+from spark_sb_sink.testing import Refuse, ServiceBusPair, _for_one_test, await_that
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
@@ -35,24 +35,33 @@ def test_the_files_of_the_page_are_a_test_run_that_passes(tmp_path: Path) -> Non
     assert "1 passed" in done.stdout
 
 
-def send(pair: ServiceBusPair, entity: str, *ids: str) -> None:
+def send(namespace: NamespaceHandle, entity: str, *ids: str) -> None:
     with (
-        ServiceBusClient.from_connection_string(pair.primary.connection_string, retry_total=0) as client,
+        ServiceBusClient.from_connection_string(namespace.connection_string, retry_total=0) as client,
         client.get_queue_sender(entity) as sender,
     ):
         sender.send_messages([ServiceBusMessage("x", message_id=i) for i in ids])
 
 
-def test_what_a_test_makes_is_gone_for_the_next_one(servicebus: ServiceBusPair) -> None:
-    servicebus.primary.create_queue("made-by-a-test")  # and twice: the name has to be free again
-    servicebus.primary.hang(Refuse())
-
-
-def test_the_next_one_makes_it_again_and_finds_no_fault(servicebus: ServiceBusPair) -> None:
-    servicebus.primary.create_queue("made-by-a-test")
-    assert servicebus.primary.faults() == []
-    send(servicebus, "made-by-a-test", "a", "a", "b")
-    assert servicebus.arrived("made-by-a-test") == Counter({"a": 2, "b": 1})
+def test_nothing_of_one_test_is_left_for_the_next(servicebus_broker: BrokerProcess, name: str) -> None:
+    with _for_one_test(servicebus_broker) as first:
+        first.primary.create_queue(name)
+        backlog = f"{first.name}/x-servicebus-transfer/0"
+        first.secondary.create_queue(backlog)
+        send(first.primary, name, "a", "old")
+        send(first.secondary, backlog, "old")
+        assert (first.arrived(name), first.backlog()) == ({"a": 1, "old": 1}, {"old": 1})
+        first.primary.hang(Refuse())
+        first.primary.configure_journal(enabled=False)
+    with _for_one_test(servicebus_broker) as second:
+        second.primary.create_queue(name)  # the name is free again
+        assert second.primary.faults() == []
+        assert second.arrived(name) == {}
+        again = ServiceBusPair(second.primary, second.secondary, first.name)
+        again.secondary.create_queue(backlog)
+        assert again.backlog() == {}
+        send(second.primary, name, "a", "a", "b")
+        assert second.arrived(name) == Counter({"a": 2, "b": 1})
 
 
 def test_an_outage_is_one_of_the_entity_and_ends_with_its_block(servicebus: ServiceBusPair, name: str) -> None:
@@ -60,10 +69,10 @@ def test_an_outage_is_one_of_the_entity_and_ends_with_its_block(servicebus: Serv
     for queue in (name, other):
         servicebus.primary.create_queue(queue)
     with servicebus.outage(name):
-        send(servicebus, other, "a")
+        send(servicebus.primary, other, "a")
         with pytest.raises(Exception, match=r"(?i)connection|closed|reset"):
-            send(servicebus, name, "a")
-    send(servicebus, name, "b")
+            send(servicebus.primary, name, "a")
+    send(servicebus.primary, name, "b")
     assert servicebus.arrived(name) == {"b": 1}
 
 

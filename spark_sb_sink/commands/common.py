@@ -15,7 +15,6 @@ from rich.text import Text
 from spark_sb_sink.commands import fail
 from spark_sb_sink.durations import parse_duration
 from spark_sb_sink.errors import SparkSbSinkError
-from spark_sb_sink.java import JavaMissingError
 from spark_sb_sink.options import Options
 
 ConfFile = Annotated[str, typer.Option("--conf-file", help="A TOML file with the options.")]
@@ -29,7 +28,7 @@ def told_errors() -> Iterator[None]:
     """What goes wrong in a way that we know is a sentence and exit code 2."""
     try:
         yield
-    except (SparkSbSinkError, JavaMissingError) as error:
+    except SparkSbSinkError as error:
         fail(str(error))
 
 

@@ -11,7 +11,6 @@ from spark_sb_sink.commands.spark import session
 from spark_sb_sink.driver_loop import DriverLoop
 from spark_sb_sink.errors import SparkSbSinkError
 from spark_sb_sink.findings import Finding
-from spark_sb_sink.java import JavaMissingError
 
 
 def doctor(
@@ -62,7 +61,7 @@ def _state(state: str) -> Finding:
             from spark_sb_sink.delta_state import DeltaState
 
             DeltaState(spark, state).check()
-    except (SparkSbSinkError, JavaMissingError) as error:
+    except SparkSbSinkError as error:
         return verdicts.fail("state", str(error), "see docs/deploying.md; without state, set none")
     return verdicts.ok("state", f"Delta can be used at {state}")
 

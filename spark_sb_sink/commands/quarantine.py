@@ -58,7 +58,7 @@ def list_(
 ) -> None:
     """What waits in quarantine: entity, message id, since when, and why. Without what was replayed.
 
-    Example: spark-sb-sink quarantine list --conf-file conf/pipeline.toml --entity orders
+    Example: spark-sb-sink quarantine list --conf-file conf/topics-with-sessions.toml --entity orders
     """
     state = require_state(load(conf_file), "quarantine list")
     with told_errors(), session("quarantine list") as spark:
@@ -92,7 +92,7 @@ def show(
 ) -> None:
     """Everything about one quarantined message: its properties, its body, the reason, the micro-batch.
 
-    Example: spark-sb-sink quarantine show --conf-file conf/pipeline.toml order-4711
+    Example: spark-sb-sink quarantine show --conf-file conf/topics-with-sessions.toml order-4711
     """
     state = require_state(load(conf_file), "quarantine show")
     with told_errors(), session("quarantine show") as spark:

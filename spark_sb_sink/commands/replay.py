@@ -32,18 +32,18 @@ def replay(
     Mend the cause first, then name what is meant: a filter or --all is required. What is sent is noted, and not sent
     again by the next replay. Exit code 1 where something that was meant stays.
 
-    Example: spark-sb-sink replay --conf-file conf/pipeline.toml --entity orders --reason "no such entity"
+    Example: spark-sb-sink replay --conf-file conf/topics-with-sessions.toml --entity orders --reason "no such entity"
     """
     options = load(conf_file)
     require_state(options, "replay")
+    if everything == bool(where or entity or message_id or reason):
+        fail("replay takes a filter (--where, --entity, --message-id, --reason), or --all, and not both.")
     with told_errors():
-        wanted = filter_of(where, entity, message_id, reason)
-        if wanted.given == everything:
-            fail("replay takes a filter (--where, --entity, --message-id, --reason), or --all, and not both.")
         stop = threading.Event()
         with session("replay") as spark, caught(stop, signal.SIGTERM, signal.SIGINT):
             from spark_sb_sink import replay as replaying
 
+            wanted = filter_of(where, entity, message_id, reason)
             if dry_run:
                 outcome = replaying.plan(spark, options, wanted)
             else:

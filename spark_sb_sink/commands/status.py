@@ -27,7 +27,6 @@ from spark_sb_sink.commands.spark import session
 from spark_sb_sink.driver_loop import DriverLoop
 from spark_sb_sink.durations import spoken_duration
 from spark_sb_sink.errors import SparkSbSinkError
-from spark_sb_sink.java import JavaMissingError
 from spark_sb_sink.options import Options
 from spark_sb_sink.status import Status
 from spark_sb_sink.status import status as put_together
@@ -65,7 +64,7 @@ def status(
     if options.state is not None and not no_state:
         try:
             state = _state(options.state)
-        except (SparkSbSinkError, JavaMissingError) as error:
+        except SparkSbSinkError as error:
             note = f"Entity states, overflow and quarantine are not known: {error}"
     found = put_together(backlog, state, before, note)
     if as_json:

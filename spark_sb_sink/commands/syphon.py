@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 from spark_sb_sink.commands import fail
-from spark_sb_sink.java import JavaMissingError
+from spark_sb_sink.commands.common import told_errors
+from spark_sb_sink.commands.spark import require_spark, start
 
 
 def syphon(
@@ -20,20 +21,19 @@ def syphon(
 
     Example: spark-sb-sink syphon --conf-file conf/connection-strings.toml --until-empty --within 30m
     """
-    from spark_sb_sink.sessions import local_session
-    from spark_sb_sink.syphon.job import run
+    if as_json and not until_empty:
+        fail("--json prints the outcome of --until-empty, and was given without it.")
+    with told_errors():
+        require_spark("syphon")
+        from spark_sb_sink.syphon.job import run
 
-    try:
         code = run(
             conf_file,
             until_empty=until_empty,
             within=within,
             as_json=as_json,
-            session=lambda options: local_session(
-                "spark_sb_sink syphon", delta=options.state is not None, cores=options.syphon_tasks + 2
-            ),
+            # Not quiet: what Java has to say of a syphon that runs for days belongs on standard error.
+            session=lambda options: start("syphon", delta=options.state is not None, cores=options.syphon_tasks + 2),
             program="spark-sb-sink",
         )
-    except JavaMissingError as error:
-        fail(str(error))
     raise typer.Exit(code)

@@ -23,7 +23,8 @@ PLAIN_EVERY = 5.0
 """Seconds between lines of numbers where nothing can be drawn."""
 PLAIN_WIDTH = 78
 WIDEST = 100
-ROOM_FOR_ALL = 72
+ROOM_FOR_ALL = 76
+ROOM_FOR_KINDS = 84
 _STYLES = {
     Health.HEALTHY: "green",
     Health.SUSPECT: "yellow",
@@ -153,8 +154,9 @@ def numbers(view: View) -> str:
             unwell[line.health].append(line.target.name)
     states = "; ".join(f"{names(found)} {health.value}" for health, found in unwell.items()) or "all healthy"
     return (
-        f"{clock(view.at)}  ... sent {routes.rows:,}, primary {routes.primary:,}, backlog {routes.backlog:,}, "
-        f"depth {view.depth:,}, {view.rate:,.0f}/s; {states}"
+        f"{clock(view.at)}  ... sent {routes.rows:,}: primary {routes.primary:,}, backlog {routes.backlog:,}, "
+        f"overflow {routes.overflow:,}, quarantine {routes.quarantine:,}; depth {view.depth:,}, {view.rate:,.0f}/s; "
+        f"{states}"
     )
 
 
@@ -165,16 +167,16 @@ def picture(view: View, width: int) -> RenderableType:
         return Group(Text(""), head)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("entity", no_wrap=True)
-    if width >= ROOM_FOR_ALL:
+    if width >= ROOM_FOR_KINDS:
         table.add_column("", style="dim")
     table.add_column("state", min_width=11)
-    routes = [route for route in ("primary", "backlog", "overflow") if width >= ROOM_FOR_ALL or route != "overflow"]
+    routes = ["primary", "backlog", *(["overflow", "quarantine"] if width >= ROOM_FOR_ALL else [])]
     for name in (*routes, "drained"):
         table.add_column(name, justify="right", min_width=8)
     for line in view.entities:
         table.add_row(
             line.target.name,
-            *([line.target.kind] if width >= ROOM_FOR_ALL else []),
+            *([line.target.kind] if width >= ROOM_FOR_KINDS else []),
             Text(line.health.value, _STYLES[line.health]),
             *(f"{getattr(line.counts, route):,}" for route in routes),
             f"{line.drained:,}",

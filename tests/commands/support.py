@@ -47,5 +47,6 @@ def sentence(done: Done) -> str:
     assert done.code == 2, (done.code, done.out, done.err)
     assert done.out == ""
     assert done.err.startswith("spark-sb-sink: ")
+    assert done.err.count("\n") == 1, done.err
     assert "Traceback" not in done.err
     return done.err

@@ -1,5 +1,6 @@
 """`doctor`: each check says ok, warn or fail, and what to do about it."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from spark_sb_sink import doctor_machine, doctor_service
+from spark_sb_sink.bounded import CallFailedError, within
 from spark_sb_sink.broker import BrokerProcess
 from spark_sb_sink.broker.faults import Refuse
 from spark_sb_sink.doctor_entities import SHOWN
@@ -228,6 +230,26 @@ def test_a_backlog_that_takes_smaller_messages_is_a_warning(servicebus: ServiceB
     assert "256KiB" in found.found
     assert doctor_service.limits(options, Seen(2**18), Seen(2**20)).verdict is Verdict.OK
     assert doctor_service.limits(options, Seen(), Seen()).verdict is Verdict.OK
+
+
+async def test_the_backlog_is_held_against_the_largest_of_the_entities(servicebus: ServiceBusPair, name: str) -> None:
+    sizes = {f"{name}-large": 1024, f"{name}-small": 256}
+    for entity, size in sizes.items():
+        servicebus.primary.create_queue(entity, max_message_kb=size)
+    options = Options.from_dict(servicebus.options())
+    for order in (list(sizes), list(reversed(sizes))):
+        _, seen = await doctor_service.primary(options, order)
+        assert seen == Seen(2**20)
+
+
+class TestDeadline:
+    async def test_a_call_ends_at_the_deadline_and_says_so(self) -> None:
+        with pytest.raises(CallFailedError) as caught:
+            await within(0.2, asyncio.sleep(0.3))
+        assert caught.value.told == "no answer within 200ms"
+
+    async def test_a_call_that_answers_in_time_gives_its_answer(self) -> None:
+        assert await within(20, asyncio.sleep(0, "answer")) == "answer"
 
 
 def test_delta_is_tried_where_state_is_set(tables: Tables, conf_file: ConfFile) -> None:

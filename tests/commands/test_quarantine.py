@@ -49,6 +49,25 @@ def test_a_list_has_what_waits_and_filters_go_together(filled: Tables, conf_file
     bad = run("quarantine", "list", "--conf-file", file, "--where", "no_such_column = 1")
     assert "--where got 'no_such_column = 1'" in sentence(bad)
     assert "--where got 'a = ='" in sentence(run("quarantine", "list", "--conf-file", file, "--where", "a = ="))
+    fails = "int(message_id) = 1"  # on a row, so only when the job runs
+    for command in (["quarantine", "list"], ["replay", "--dry-run"]):
+        told = sentence(run(*command, "--conf-file", file, "--where", fails))
+        assert f"--where got {fails!r}, which fails on a row of the table: [" in told
+
+
+def test_a_damaged_table_is_a_sentence_and_for_status_a_note(filled: Tables, conf_file: ConfFile) -> None:
+    for part in (Path(filled.path) / Table.QUARANTINE.value).glob("*.parquet"):
+        part.write_bytes(b"no parquet")
+    file = conf_file(state=filled.path)
+    for command in (["quarantine", "list"], ["quarantine", "show", "o-1"]):
+        told = sentence(run(*command, "--conf-file", file))
+        assert f"The Delta tables under state = '{filled.path}' cannot be used: " in told
+        assert "\n\tat " not in told
+    for log in (Path(filled.path) / Table.QUARANTINE.value / "_delta_log").glob("*.json"):
+        log.write_text("no json")
+    done = run("status", "--conf-file", file, "--json")
+    assert done.json["state"] is None
+    assert "are not known: The Delta tables under state" in done.json["notes"][0]
 
 
 def test_show_tells_everything_of_one(filled: Tables, conf_file: ConfFile) -> None:

@@ -8,7 +8,7 @@ import pytest
 from spark_sb_sink import replay as replaying
 from spark_sb_sink.amqp import decode_message
 from spark_sb_sink.broker.faults import Reject
-from spark_sb_sink.errors import StateError
+from spark_sb_sink.errors import ReplayRefusedError
 from spark_sb_sink.lanes import Table
 from spark_sb_sink.options import Options
 from spark_sb_sink.quarantine import Filter, Quarantine
@@ -151,7 +151,7 @@ def test_a_refused_claim_ends_it_for_that_entity_only(
 def test_one_replay_at_a_time(tables: Tables, options: Callable[..., Options]) -> None:
     tables.quarantine("orders", "o-1")
     assert Lease(tables.spark, tables.state, "somebody else", name="replay").take()
-    with pytest.raises(StateError, match="another replay of it is under way"):
+    with pytest.raises(ReplayRefusedError, match=r"is under way.* Wait that long and replay again"):
         replaying.replay(tables.spark, options(state=tables.path), Filter(entities=("orders",)))
 
 

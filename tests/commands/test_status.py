@@ -11,6 +11,7 @@ from spark_sb_sink.backlog_look import BacklogLook, QueueLook
 from spark_sb_sink.board_records import NotedChange
 from spark_sb_sink.broker.faults import BlackHole, Refuse
 from spark_sb_sink.delta_state import LedgerEntry
+from spark_sb_sink.entity_look import NOBODY_LEFT, Belief, Traffic, entity_looks
 from spark_sb_sink.events import RouteCounts
 from spark_sb_sink.failover import Health, StateChange
 from spark_sb_sink.state_look import Offset, StateLook, look, parse_offset
@@ -138,8 +139,8 @@ def test_the_time_to_drain_is_told_only_where_it_is_known() -> None:
     assert "is one running?" in drain_time(waiting(600), StateLook()).told
 
 
-def change(entity: str, before: Health, after: Health, at: float) -> NotedChange:
-    return NotedChange("board-1", 1, StateChange(entity, before, after, "because", 0.0), at)
+def change(entity: str, before: Health, after: Health, at: float, board: str = "board-1") -> NotedChange:
+    return NotedChange(board, 1, StateChange(entity, before, after, "because", 0.0), at)
 
 
 class TestDelta:
@@ -148,6 +149,8 @@ class TestDelta:
         changes = (
             change("orders", Health.HEALTHY, Health.SUSPECT, now - 90),
             change("orders", Health.SUSPECT, Health.FAILED_OVER, now - 30),
+            change("orders", Health.PROBATION, Health.HEALTHY, now - 10, "board-2"),  # and the first one still diverts
+            change("payments", Health.SUSPECT, Health.FAILED_OVER, now - 70),
             change("payments", Health.PROBATION, Health.HEALTHY, now - 60),
         )
         counts = (RouteCounts("orders", backlog=10),)
@@ -171,6 +174,7 @@ class TestDelta:
         assert "failed over" in done.out
         late = look(tables.spark, tables.path, datetime.now(UTC) + timedelta(hours=1))
         assert late.rate is None, "what was moved an hour ago is no present rate"
+        assert [each.state for each in late.entities] == ["healthy", "healthy"], "who has said nothing since is gone"
 
     def test_overflow_that_was_drained_does_not_wait(self, tables: Tables, field: Field) -> None:
         entity = field.entity()
@@ -191,6 +195,46 @@ class TestDelta:
         assert told["state"] is None
         assert "overflow and quarantine are not known" in told["notes"][0]
         assert run("status", "--conf-file", conf_file(state=tables.path), "--no-state", "--json").json["state"] is None
+
+
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def at(minute: float) -> datetime:
+    return T0 + timedelta(minutes=minute)
+
+
+def belief(board: str, state: Health, minute: float) -> Belief:
+    return Belief("orders", board, state.value, at(minute), f"{board} says so", at(minute + 0.5))
+
+
+OUT_ON_A = belief("a", Health.FAILED_OVER, 1)
+BACK_ON_B = belief("b", Health.HEALTHY, 2)
+
+
+@pytest.mark.parametrize(
+    ("beliefs", "traffic", "minute", "expected"),
+    [
+        ([OUT_ON_A], Traffic(), 600, ("failed over", "a says so")),
+        ([OUT_ON_A, BACK_ON_B], Traffic(diverted_at=at(3)), 4, ("failed over", "a says so")),
+        ([OUT_ON_A, BACK_ON_B], Traffic(diverted_at=at(2.5)), 4, ("failed over", "a says so")),
+        ([OUT_ON_A, BACK_ON_B], Traffic(diverted_at=at(2.5)), 8, ("healthy", "b says so")),
+        ([OUT_ON_A, BACK_ON_B], Traffic(diverted_at=at(1.5)), 3, ("healthy", "b says so")),
+        ([OUT_ON_A, belief("b", Health.HEALTHY, 0)], Traffic(diverted_at=at(1.5)), 9, ("failed over", "a says so")),
+        ([OUT_ON_A, belief("b", Health.SUSPECT, 2)], Traffic(), 3, ("failed over", "a says so")),
+        # Nobody else ever noted a change, as it was never out for them: what they send tells.
+        ([OUT_ON_A], Traffic(at(5), at(5), at(4)), 6, ("failed over", "a says so")),
+        ([OUT_ON_A], Traffic(at(5), at(5), at(4)), 11, ("healthy", NOBODY_LEFT)),
+        ([OUT_ON_A], Traffic(at(5), at(6), at(5)), 7, ("healthy", NOBODY_LEFT)),
+        # A micro-batch that had begun before says nothing: the rows may have gone before the fault.
+        ([OUT_ON_A], Traffic(at(1.5), at(1.5), at(0)), 60, ("failed over", "a says so")),
+    ],
+)
+def test_an_entity_is_as_the_worst_executor_has_it_until_that_one_is_gone(
+    beliefs: list[Belief], traffic: Traffic, minute: float, expected: tuple[str, str]
+) -> None:
+    [found] = entity_looks(beliefs, {"orders": traffic}, at(minute))
+    assert (found.state, found.reason) == expected
 
 
 @pytest.mark.parametrize(

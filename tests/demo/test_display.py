@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from spark_sb_sink.cli import app
-from spark_sb_sink.demo.display import LiveDisplay, PlainDisplay, bar, clock, display_for, numbers, sentence
+from spark_sb_sink.demo.display import LiveDisplay, PlainDisplay, bar, clock, display_for, numbers, picture, sentence
 from spark_sb_sink.demo.ending import NEXT, NO_JARS, failure_lines, next_lines
 from spark_sb_sink.demo.scene import Line, Scene, Target, names
 from spark_sb_sink.errors import OptionError
@@ -39,8 +40,9 @@ def ticks() -> Clock:
 def scene(ticks: Clock) -> Scene:
     made = Scene(TARGETS, ticks)
     made.tell("All is well.", "all is well")
-    counts = (RouteCounts("orders", primary=10, backlog=40), RouteCounts("events", primary=50))
-    made.hear(BatchSent("q", 0, 100, 1.0, counts))
+    bad = RouteCounts("invoices", overflow=4, quarantine=2)
+    counts = (RouteCounts("orders", primary=10, backlog=40), RouteCounts("events", primary=50), bad)
+    made.hear(BatchSent("q", 0, 106, 1.0, counts))
     made.hear(SyphonTurn("s", 0, (Moved("0", "orders", 15, 0, 0, 0, 0, None, 0),)))
     made.believe("orders", Health.FAILED_OVER)
     made.measure(50)
@@ -79,7 +81,8 @@ def test_plain_lines_are_the_story_and_now_and_then_the_numbers(scene: Scene, ti
         display.update()
     assert stream.getvalue().splitlines() == [
         "0:00  All is well.",
-        "0:05  ... sent 100, primary 60, backlog 40, depth 25, 20/s; orders failed over",
+        "0:05  ... sent 106: primary 60, backlog 40, overflow 4, quarantine 2; depth",
+        "      25, 21/s; orders failed over",
     ]
 
 
@@ -90,15 +93,38 @@ def test_the_live_table_shows_states_routes_depth_and_rate(scene: Scene, monkeyp
     with LiveDisplay(stream, scene) as display:
         display.update()
     shown = stream.getvalue()
-    for text in ("0:00", "All is well.", "orders", "failed over", "healthy", "topic", "sent 100", "20/s", "depth 25"):
+    for text in (
+        "0:00",
+        "All is well.",
+        "orders",
+        "failed over",
+        "healthy",
+        "quarantine",
+        "sent 106",
+        "21/s",
+        "depth 25",
+    ):
         assert text in shown
     assert "#" * 15 in shown
     assert "#" * 16 not in shown, "half of the deepest"
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "the cursor is back"
 
 
+@pytest.mark.parametrize(("width", "shown"), [(120, 4), (80, 4), (60, 2)])
+def test_the_table_has_every_route_that_there_is_room_for(scene: Scene, width: int, shown: int) -> None:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(picture(scene.view(), width))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= width
+    [head] = [line for line in lines if "entity" in line]
+    assert head.split()[2:] == [*("primary", "backlog", "overflow", "quarantine")[:shown], "drained"]
+    assert any("topic" in line for line in lines) == (width == 120)
+    [invoices] = [line for line in lines if line.startswith("invoices")]
+    assert invoices.split()[-shown - 1 :] == [*("0", "0", "4", "2")[:shown], "0"]
+
+
 def test_the_rate_is_that_of_the_last_seconds(scene: Scene, ticks: Clock) -> None:
-    assert scene.view().rate == 20
+    assert scene.view().rate == 21.2
     ticks.now += 6
     assert scene.view().rate == 0
 

@@ -1,20 +1,28 @@
-"""Reads shell commands as the pages show them, and holds each against what it would run. Starts nothing."""
+"""Runs shell commands as the pages show them, up to where they would leave this process: no namespace, no Spark.
 
+So a file is read, and every argument is looked at, by the command itself.
+"""
+
+import contextlib
 import importlib.util
+import io
 import re
 import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import pytest
 import typer
+from typer.testing import CliRunner
 
 from spark_sb_sink import pipeline
 from spark_sb_sink.cli import app
-from spark_sb_sink.option_loading import PIPELINE_TABLES, read_toml
+from spark_sb_sink.option_loading import PIPELINE_TABLES
 from spark_sb_sink.options import Options
 from spark_sb_sink.pipeline_options import PipelineOptions
 from spark_sb_sink.sessions import _DELTA
@@ -81,18 +89,55 @@ def _command(words: Sequence[str]) -> tuple[Any, list[str]]:
     return command, rest
 
 
+class EdgeReached(BaseException):
+    """The command took all that it was given, and would now start Spark or talk to a namespace."""
+
+
+EDGES = (
+    "spark_sb_sink.commands.broker._serve",
+    "spark_sb_sink.commands.demo.require_java",
+    "spark_sb_sink.commands.quarantine.session",
+    "spark_sb_sink.commands.replay.session",
+    "spark_sb_sink.commands.status.DriverLoop",
+    "spark_sb_sink.commands.syphon.start",
+    "spark_sb_sink.doctor.machine",
+    "spark_sb_sink.pairing.pair",
+    "spark_sb_sink.pipeline.job_session",
+    "spark_sb_sink.syphon.job.job_session",
+)
+READERS_FILES = ("pair.toml",)
+"""Files that a page speaks of as the reader's own. Like those with a path on somebody's machine they are taken to be
+a good one, with `state`."""
+GOOD = "conf/topics-with-sessions.toml"
+
+
+@contextmanager
+def up_to_the_edge() -> Iterator[None]:
+    """In the folder of the project, where the pages' commands are typed."""
+
+    def reached(*args: object, **kwargs: object) -> NoReturn:
+        raise EdgeReached
+
+    with contextlib.chdir(ROOT), pytest.MonkeyPatch.context() as patch, contextlib.suppress(EdgeReached):
+        for edge in EDGES:
+            patch.setattr(edge, reached)
+        yield
+
+
+def _with_file(arguments: Sequence[str]) -> list[str]:
+    given = list(arguments)
+    if "--conf-file" in given[:-1]:
+        at = given.index("--conf-file") + 1
+        given[at] = GOOD if given[at] in READERS_FILES or given[at].startswith("/") else given[at]
+    return given
+
+
 def _ours(arguments: Sequence[str]) -> None:
-    command, rest = _command(arguments)
-    if command is None:
-        return
-    try:
-        command.make_context(command.name, rest)
-    except typer.Exit:  # --help
-        pass
-    except Exception as error:
-        if not hasattr(error, "format_message"):
-            raise
-        raise WrongCommandError(f"spark-sb-sink {shlex.join(arguments)}: {error.format_message()}") from None
+    _command(arguments)
+    with up_to_the_edge():
+        done = CliRunner().invoke(app, _with_file(arguments), catch_exceptions=False)
+        if done.exit_code != 0:
+            raise WrongCommandError(f"spark-sb-sink {shlex.join(arguments)}: {done.stderr or done.stdout}")
 
 
 def inline(text: str) -> None:
@@ -153,24 +198,14 @@ def _job(script: str, arguments: Sequence[str]) -> None:
     path = script.removeprefix("local://")
     if not (ROOT / path).exists() and not path.startswith("/"):
         raise WrongCommandError(f"there is no {script}")
-    given = list(arguments)
-    at = given.index("--conf-file") + 1
-    _conf_file(given[at], Path(path).name)
-    given[at] = "/none/there-is-no.toml"
-    try:
-        code = JOBS[Path(path).name](given)  # the arguments are read first, then the file, which is not there
-    except SystemExit as error:
-        raise WrongCommandError(f"{script} does not take {shlex.join(arguments)}") from error
-    if code != 2:
-        raise WrongCommandError(f"{script} ended with {code}")
-
-
-def _conf_file(path: str, job_name: str) -> None:
-    if path.startswith("/"):
-        return  # on somebody's cluster
-    if not (ROOT / path).exists():
-        raise WrongCommandError(f"there is no {path}")
-    load_options(read_toml(ROOT / path), ROOT / path, whole=job_name == "pipeline.py")
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told):
+        try:
+            with up_to_the_edge():
+                code = JOBS[Path(path).name](_with_file(arguments))
+                raise WrongCommandError(f"{script} {shlex.join(arguments)} ended with {code}: {told.getvalue()}")
+        except SystemExit as error:
+            raise WrongCommandError(f"{script} does not take {shlex.join(arguments)}: {told.getvalue()}") from error
 
 
 def load_options(tables: dict[str, Any], path: Path, *, whole: bool = False) -> None:

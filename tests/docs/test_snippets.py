@@ -1,18 +1,29 @@
 """Everything that the pages show can be run, and is: Python and SQL by Spark, TOML as options, shell as commands."""
 
+import contextlib
+import io
 import json
 import os
+import pkgutil
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from spark_sb_sink.broker import BrokerProcess
+from spark_sb_sink.cli import app
+from spark_sb_sink.demo.ending import NEXT, reckoning_lines
+from spark_sb_sink.demo.reckoning import Outage, Reckoning
 from spark_sb_sink.option_loading import read_toml
-from tests.docs.commands import WrongCommandError, check, commands_in, inline, load_options, submitted
+from spark_sb_sink.syphon.job import _tell
+from spark_sb_sink.syphon.query import Drained
+from tests.docs.commands import EDGES, WrongCommandError, check, commands_in, inline, load_options, submitted
 from tests.docs.pages import ROOT, Block, all_blocks, blocks_of, inline_code, pages
 from tests.test_conf import ENVIRONMENT
 
@@ -21,6 +32,17 @@ FOR_PEOPLE = frozenset({"", "text"})
 IN_SPARK = frozenset({"python", "sql"})
 SOON = {"settle_time": "0s", "long_poll": "2s"}
 """So that nobody waits for a drain to be sure, or for a poll."""
+READ_FROM = {
+    "sent": "sent",
+    "primary": "direct",
+    "backlog": "by backlog",
+    "overflow": "by overflow",
+    "quarantine": "quarantined",
+    "drained": "drained",
+    "delivered": "delivered",
+    "lost": "lost",
+    "duplicates": "duplicates",
+}
 SUBMIT = Path(sys.executable).with_name("spark-submit")
 
 
@@ -46,7 +68,10 @@ def run_sh(block: Block, folder: Path) -> None:
 
 
 def run_json(block: Block, folder: Path) -> None:
-    json.loads(block.code)
+    """What a drain prints with --json is all the JSON that the pages show."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        _tell(Drained(empty=True, left={}, overflow_empty=True, moved=12_000), as_json=True, stopped=False)
+    assert json.loads(block.code) == json.loads(printed.getvalue())
 
 
 RUNNERS: dict[str, Callable[[Block, Path], None]] = {"toml": run_toml, "sh": run_sh, "json": run_json}
@@ -62,6 +87,69 @@ def test_every_block_is_of_a_language_that_a_runner_covers() -> None:
 @pytest.mark.usefixtures("environment")
 def test_what_a_page_shows_is_right(block: Block, tmp_path: Path) -> None:
     RUNNERS[block.language](block, tmp_path)
+
+
+def examples() -> dict[str, str]:
+    """Of the help of each command, and what the demo says to type next."""
+
+    def of(command: Any) -> Iterator[str]:
+        yield from re.findall(r"Example: (spark-sb-sink .*)", command.help or "")
+        for inner in getattr(command, "commands", {}).values():
+            yield from of(inner)
+
+    found = {" ".join(line.split()[1:3]).split(" --")[0]: line for line in of(typer.main.get_command(app))}
+    return found | {f"{line} (next)": line.format(program="spark-sb-sink") for line in NEXT}
+
+
+def test_every_command_has_an_example() -> None:
+    assert {name for name in examples() if "(next)" not in name} == {
+        *("broker", "cost", "demo", "doctor", "pair", "status", "syphon"),
+        *("quarantine list", "quarantine show", "replay"),
+    }
+
+
+@pytest.mark.parametrize("line", examples().values())
+@pytest.mark.usefixtures("environment")
+def test_an_example_of_the_help_is_right(line: str, tmp_path: Path) -> None:
+    [command] = commands_in(line.replace("--keep ", f"--keep {tmp_path}/"))
+    check(command)
+
+
+def test_the_readme_shows_how_each_of_its_two_commands_ends() -> None:
+    blocks = list(blocks_of("README.md"))
+    ends = {block.code: after.code for block, after in pairwise(blocks) if "python -m venv" in block.code}
+    assert len(ends) == 2
+    demo, tests = ends.values()
+    assert demo.startswith("Reckoning")
+    assert re.fullmatch(r"\d+ passed in [\d.]+s \(\d:\d\d:\d\d\)\n", tests)
+
+
+def test_the_reckoning_of_the_readme_is_one_that_the_demo_prints() -> None:
+    """Made anew from its own numbers, line by line."""
+    [shown] = [block.code for block in blocks_of("README.md") if block.code.startswith("Reckoning")]
+    told = dict(re.findall(r"^  ([a-z ]+?) {2,}(\S.*)$", shown, re.MULTILINE))
+    outages = [
+        Outage(what, float(over), float(back))
+        for (over, what), (back, _) in zip(
+            *(re.findall(r"([\d.]+) s for ([\w ]+)", told[label]) for label in ("failover", "failback")), strict=True
+        )
+    ]
+    billed = [
+        int(text.replace(",", "")) for text in re.findall(r"(?:primary|secondary|pings) ([\d,]+)", told["operations"])
+    ]
+    found = Reckoning(
+        **{field: int(told[label].split()[0].replace(",", "")) for field, label in READ_FROM.items()},
+        dropped_duplicates=0,
+        outages=tuple(outages),
+        drain_s=float(re.search(r"in ([\d.]+) s", told["drained"])[1]),
+        operations_primary=billed[0],
+        operations_secondary=billed[1],
+        pings=billed[2],
+        disagreements=(),
+    )
+    seconds = float(re.search(r"All of it took (\d+) s", shown)[1])
+    assert "\n".join(reckoning_lines(found, seconds)) == shown.rstrip("\n")
+    assert found.sent == found.primary + found.backlog + found.overflow + found.quarantine
 
 
 @pytest.mark.parametrize("page", pages())
@@ -116,13 +204,13 @@ def _as_dict(block: Block) -> dict[str, object]:
 
 
 def submit_lines() -> list[str]:
-    """The lines of spark-submit that fetch nothing, each once."""
-    found = {}
+    """One line of spark-submit for each job, of those that fetch nothing; `check` reads the files of all of them."""
+    found = dict[str, str]()
     for block in all_blocks("sh"):
         for command in commands_in(block.code):
-            if command[0] == "spark-submit" and submitted(command[1:]).here:
-                found[" ".join(command)] = None
-    return list(found)
+            if command[0] == "spark-submit" and (line := submitted(command[1:])).here:
+                found.setdefault(line.script, " ".join(command))
+    return list(found.values())
 
 
 @pytest.mark.parametrize("line", submit_lines())
@@ -151,8 +239,16 @@ def test_a_line_of_spark_submit_comes_as_far_as_its_options(line: str) -> None:
         ("spark-sb-sink nonsense", "no command nonsense"),
         ("spark-sb-sink syphon --conf-file x --untill-empty", "--untill-empty"),
         ("spark-sb-sink syphon --until-empty", "--conf-file"),
+        ("spark-sb-sink syphon --conf-file conf/no-delta.toml --until-empty --within soon", "--within got 'soon'"),
+        ("spark-sb-sink status --conf-file conf/none.toml", "conf/none.toml could not be read"),
+        ("spark-sb-sink status --conf-file conf/no-delta.toml --look-again soon", "--look-again got 'soon'"),
+        ("spark-sb-sink replay --conf-file conf/topics-with-sessions.toml", "takes a filter"),
+        ("spark-sb-sink quarantine list --conf-file conf/no-delta.toml", "takes the option state"),
+        ("spark-sb-sink cost --outage soon", "--outage got 'soon'"),
+        ("spark-sb-sink broker --namespace a.b", "'a.b' is no namespace name"),
         ("spark-submit jobs/none.py --conf-file conf/pipeline.toml", "no jobs/none.py"),
-        ("spark-submit jobs/syphon.py --conf-file conf/none.toml", "no conf/none.toml"),
+        ("spark-submit jobs/syphon.py --conf-file conf/none.toml", "conf/none.toml could not be read"),
+        ("spark-submit jobs/syphon.py --conf-file conf/no-delta.toml --within 1m", "--within is a time limit"),
         ("spark-submit jobs/syphon.py --conf-file conf/no-delta.toml --often", "does not take"),
         (
             "spark-submit --packages io.delta:delta-spark_2.13:4.4.1 jobs/syphon.py --conf-file conf/no-delta.toml",
@@ -168,6 +264,20 @@ def test_a_command_that_is_wrong_is_found(line: str, told: str) -> None:
     [command] = commands_in(line)
     with pytest.raises(WrongCommandError, match=re.escape(told)):
         check(command)
+
+
+@pytest.mark.usefixtures("environment")
+def test_what_is_right_comes_to_the_edge_and_starts_nothing() -> None:
+    for line in (
+        "spark-sb-sink syphon --conf-file conf/no-delta.toml --until-empty --within 1m",
+        "spark-sb-sink doctor --conf-file pair.toml",
+        "spark-submit jobs/pipeline.py --conf-file /opt/app/pipeline.toml",
+        "spark-sb-sink demo",
+        "spark-sb-sink --help",
+    ):
+        [command] = commands_in(line)
+        check(command)
+    assert all(callable(pkgutil.resolve_name(edge)) for edge in EDGES)
 
 
 def test_an_option_that_is_wrong_in_running_text_is_found() -> None:

@@ -10,6 +10,7 @@ import pytest
 import spark_sb_sink
 from spark_sb_sink import errors, faults
 from spark_sb_sink.errors import SparkSbSinkError
+from spark_sb_sink.java import JavaMissingError
 from spark_sb_sink.syphon import restore
 from tests.docs.pages import blocks_of, text_of
 
@@ -36,6 +37,11 @@ SAMPLES: list[SparkSbSinkError] = [
     errors.FaultedError(first="primary", other="secondary", reason=D),
     errors.IncompatibleSdkError(found="1", works="2", missing="m"),
     errors.SchemaError("a problem"),
+    errors.ReplayRefusedError(state="s", seconds=60),
+    JavaMissingError(
+        "Spark needs Java 17 or newer, but there is none. Install a JDK or JRE 17 or newer and put it on the "
+        "PATH, or set JAVA_HOME."
+    ),
 ]
 BY_CALLERS = {errors.OptionError, errors.UnsupportedSparkError}
 """Their texts stand where they are raised."""
@@ -47,6 +53,23 @@ def classes() -> list[type[SparkSbSinkError]]:
 
 def leaves() -> set[type[SparkSbSinkError]]:
     return {found for found in classes() if found not in {base for each in classes() for base in each.__bases__}}
+
+
+def told_where_they_are_raised(kind: type[SparkSbSinkError]) -> list[str]:
+    """The texts that callers give to an error, with gaps."""
+    found = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            called = node.exc if isinstance(node, ast.Raise) else None
+            if isinstance(called, ast.Call) and getattr(called.func, "id", None) == kind.__name__:
+                found.append(text_in(called.args[0]))
+    return found
+
+
+def text_in(node: ast.expr) -> str:
+    assert isinstance(node, ast.JoinedStr | ast.Constant), "write the text where the error is raised, to be found here"
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else GAP for part in parts)
 
 
 def quoted() -> list[tuple[str, str]]:
@@ -111,6 +134,18 @@ def test_every_text_of_an_error_is_on_the_page() -> None:
     for error in SAMPLES:
         quotes = [quote for heading, quote in quoted() if heading == type(error).__name__]
         assert any(re.fullmatch(pattern_of(quote), str(error), re.DOTALL) for quote in quotes), str(error)
+
+
+def test_every_reason_why_spark_cannot_be_used_is_on_the_page() -> None:
+    quotes = [quote for heading, quote in quoted() if heading == errors.UnsupportedSparkError.__name__]
+    texts = told_where_they_are_raised(errors.UnsupportedSparkError)
+    assert len(texts) >= 5
+    assert [text for text in texts if not any(is_told(quote, [text]) for quote in quotes)] == []
+
+
+def test_the_error_about_java_is_one_of_ours_too() -> None:
+    assert issubclass(JavaMissingError, SparkSbSinkError)
+    assert "JavaMissingError" in {heading for heading, _ in quoted()}
 
 
 def test_every_entry_tells_cause_and_cure() -> None:
