@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from spark_sb_sink.commands import fail
 from spark_sb_sink.commands.common import told_errors
 from spark_sb_sink.commands.spark import require_spark, start
 
@@ -21,8 +20,6 @@ def syphon(
 
     Example: spark-sb-sink syphon --conf-file conf/connection-strings.toml --until-empty --within 30m
     """
-    if as_json and not until_empty:
-        fail("--json prints the outcome of --until-empty, and was given without it.")
     with told_errors():
         require_spark("syphon")
         from spark_sb_sink.syphon.job import run

@@ -26,6 +26,7 @@ FAILED, WRONG, LEFT = 1, 2, 3
 LOOK_EVERY = 0.2
 AND_END = 10.0
 """Seconds for the query to end after its last turn."""
+_UNSEEN = " The overflow was not looked at: set the option state as the sink has it, if it has one."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,6 +64,8 @@ def run(
     try:
         options = Options.from_toml(conf_file)
         limit = _limit(within, until_empty)
+        if as_json and not until_empty:
+            raise OptionError("--json prints the outcome of --until-empty, and was given without it.")
         stop = threading.Event()
         with caught(stop, signal.SIGTERM):
             spark = session(options)
@@ -101,6 +104,7 @@ def _limit(within: str | None, until_empty: bool) -> float | None:
 
 
 def _tell(drained: Drained, as_json: bool, stopped: bool) -> int:
+    unseen = _UNSEEN if drained.overflow_empty is None else ""
     if as_json:
         outcome = {
             "empty": drained.empty,
@@ -110,12 +114,12 @@ def _tell(drained: Drained, as_json: bool, stopped: bool) -> int:
         }
         print(json.dumps(outcome))
     elif drained.empty:
-        print(f"The backlog is empty; {drained.moved} messages were moved.")
+        print(f"The backlog is empty; {drained.moved} messages were moved.{unseen}")
     else:
         left = ", ".join(_told(queue, count) for queue, count in drained.left.items()) or "nothing in the queues"
-        overflow = "" if drained.overflow_empty else "; the overflow is not drained"
+        overflow = "; the overflow is not drained" if drained.overflow_empty is False else ""
         why = "Stopped" if stopped else "The time is up"
-        print(f"{why}; {drained.moved} messages were moved, and there are left: {left}{overflow}.")
+        print(f"{why}; {drained.moved} messages were moved, and there are left: {left}{overflow}.{unseen}")
     return 0 if drained.empty else LEFT
 
 

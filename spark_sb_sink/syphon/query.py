@@ -47,11 +47,14 @@ OVERFLOW_EVERY_WAITED_FOR = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """How `drain_until_empty` ended: `left` by queue (None: not known), and whether the overflow is empty."""
+    """How `drain_until_empty` ended: `left` by queue (None: not known), and whether the overflow is empty.
+
+    `overflow_empty` is None without `state`: then nobody looked, and there may be an overflow of a sink that has it.
+    """
 
     empty: bool
     left: Mapping[str, int | None]
-    overflow_empty: bool
+    overflow_empty: bool | None
     moved: int
 
 
@@ -91,7 +94,8 @@ class Syphon:
         finally:
             running.stop()
         left = {} if empty else running.count_left()
-        return Drained(empty, left, running.overflow_empty, running.moved)
+        overflow_empty = None if self.options.state is None else running.overflow_empty
+        return Drained(empty, left, overflow_empty, running.moved)
 
 
 class RunningSyphon:

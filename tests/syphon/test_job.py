@@ -33,6 +33,7 @@ secondary = "Endpoint=sb://beta.servicebus.windows.net/;SharedAccessKeyName=n;Sh
         ("primary = 7", [], "primary got a int"),
         (GOOD + 'long_pol = "1m"', [], "long_pol"),
         (GOOD, ["--within", "5m"], "--within is a time limit for --until-empty"),
+        (GOOD, ["--json"], "--json prints the outcome of --until-empty, and was given without it."),
         (GOOD, ["--until-empty", "--within", "soon"], "--within got 'soon', but takes a duration such as \"10m\"."),
     ],
 )
@@ -94,9 +95,10 @@ def test_a_drain_tells_what_it_moved_or_what_is_left(ground: SinkGround, capsys:
     assert drain(ground, file, "3s", as_json=False) == 3
     told = capsys.readouterr().out
     assert told.startswith("The time is up; 0 messages were moved, and there are left: 20 in ")
+    assert "The overflow was not looked at: set the option state" in told
     ground.primary.undo(fault)
     assert drain(ground, file, "2m") == 0
-    assert json.loads(capsys.readouterr().out) == {"empty": True, "moved": 20, "left": {}, "overflow_empty": True}
+    assert json.loads(capsys.readouterr().out) == {"empty": True, "moved": 20, "left": {}, "overflow_empty": None}
 
 
 @pytest.mark.parametrize(
