@@ -157,6 +157,7 @@ class Drain:
             while count < most and (page := await queue.intake.ask(lambda receiver: receiver.peek(start, 250))):  # noqa: B023
                 start = page[-1].sequence_number + 1
                 count += len(page)
+                queue.deferred.notice(page)
         except ClosedError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may take this queue for empty
