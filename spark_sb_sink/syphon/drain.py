@@ -71,6 +71,11 @@ class Drain:
         return self._shared.ledger.has_some
 
     @property
+    def refusing(self) -> tuple[str, ...]:
+        """Entities that refuse our claim."""
+        return tuple(self._shared.refused)
+
+    @property
     def polls(self) -> int:
         """Long polls begun so far, over all queues."""
         return sum(queue.intake.polls for queue in self.queues)
@@ -79,7 +84,8 @@ class Drain:
         """Move messages for some time, or until the condition holds, and say what became of them.
 
         The condition is looked at often, by the thread that calls. Raises `FaultedError` once a credential was refused,
-        never for an outage. Entities that refuse our claim stand in the report.
+        never for an outage. Entities that refuse our claim stand in the report, and are
+        tried again with a few messages once a ping interval.
         """
         if for_seconds is None and until is None:
             raise ValueError("a run needs an end: for_seconds, or until")
@@ -97,7 +103,6 @@ class Drain:
     async def _run(self, for_seconds: float | None, until: Callable[[], bool]) -> Report:
         shared = self._shared
         self._check()
-        shared.refused.clear()
         for queue in self.queues:
             queue.start()
         shared.sending.set()
@@ -109,7 +114,7 @@ class Drain:
             await self._come_to_rest()
         if shared.faulted.is_set():
             await self._end_by_fault()
-        return shared.ledger.take(shared.refused.values())
+        return shared.ledger.take(shared.refusals())
 
     async def _come_to_rest(self) -> None:
         if not self._shared.faulted.is_set():

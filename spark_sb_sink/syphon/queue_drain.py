@@ -189,9 +189,15 @@ class QueueDrain:
 
     def abilities(self) -> dict[str, Can]:
         """What each destination that this queue has shown can take now."""
-        board, refusing = self._shared.pair.board, self._shared.refused
+        shared = self._shared
         return {
-            path: ability(board.view(path).health, self._waiting(path), refused=path in refusing) for path in self.shown
+            path: ability(
+                shared.pair.board.view(path).health,
+                self._waiting(path),
+                refused=shared.refuses(path),
+                doubtful=path in shared.refused,
+            )
+            for path in self.shown
         }
 
     def _waiting(self, path: str) -> int:

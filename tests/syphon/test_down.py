@@ -1,9 +1,12 @@
 """Destinations that are down: they hold up nobody, are not hammered, and get everything once they are back."""
 
-from spark_sb_sink.broker.faults import Busy, FullQuota, Refuse
+from spark_sb_sink.broker.faults import Busy, CbsAnswer, FullQuota, Refuse
+from spark_sb_sink.envelope import wrap
+from spark_sb_sink.errors import MisconfiguredSendError
 from spark_sb_sink.failover import Health
-from tests.paired.ground import await_health, health
-from tests.syphon.field import Field
+from spark_sb_sink.syphon.planning import PROBE
+from tests.paired.ground import MovableClock, await_health, health
+from tests.syphon.field import Field, message
 
 
 def operations(field: Field) -> int:
@@ -85,6 +88,55 @@ def test_a_deleted_entity_counts_as_down_and_gets_its_messages_when_it_is_made_a
     field.primary.create_queue(gone)
     field.until_empty(drain)
     assert field.taken(gone) == dict.fromkeys(ids, 1)
+
+
+CLOSED = CbsAnswer(403, "Unauthorized access. 'Send' claim(s) are required.")
+
+
+def test_an_entity_that_refuses_our_claim_is_not_hammered_and_gets_its_own_once_we_may(field: Field) -> None:
+    closed = field.entity()
+    clock = MovableClock()
+    drain = field.drain(clock=clock, ping_interval="20m", long_poll="60s")
+    hung = field.primary.hang(CLOSED, closed)
+    ids = field.backlog_for(closed, 300)
+    reports = [drain.run(60, until=lambda: bool(drain.refusing) and drain.at_rest)]
+    before = operations(field)
+    reports += [drain.run(0.5) for _ in range(4)]
+    assert [[type(error) for error in report.errors] for report in reports] == [[MisconfiguredSendError]] * 5
+    # One look whether the queue has something for others; and no message is received only to be given back.
+    assert operations(field) - before <= 4
+    clock.ahead += 1200  # a few messages tell whether it is still so
+    drain.run(60, until=lambda: operations(field) > before + 4 and drain.at_rest)
+    assert operations(field) - before <= 4 + 3 * PROBE
+    field.primary.undo(hung)
+    clock.ahead += 1200
+    assert field.until_empty(drain).errors == ()
+    assert field.taken(closed) == dict.fromkeys(ids, 1)
+
+
+def test_what_is_deferred_for_an_entity_that_refuses_our_claim_is_tried_with_a_few(field: Field) -> None:
+    closed, well = field.entities(2)
+    clock = MovableClock()
+    drain = field.drain(clock=clock, ping_interval="20m", long_poll="60s")
+    hung = field.primary.hang(CLOSED, closed)
+    field.defer([wrap(message(n), closed) for n in range(2000)])
+    field.backlog_for(well, 5)
+    drain.run(60, until=lambda: bool(drain.refusing) and field.accepted(well) == 5 and drain.at_rest)
+    for _ in range(2):
+        drain.run(0.5)
+    before = operations(field)
+    for _ in range(4):
+        drain.run(0.5)
+    assert operations(field) == before
+    clock.ahead += 1200
+    drain.run(60, until=lambda: operations(field) > before and drain.at_rest)
+    # A page or two of peeks and the few that tell, rather than all that is there.
+    assert operations(field) - before <= 3 * PROBE
+    assert field.in_backlog()["deferred"] == 2000
+    field.primary.undo(hung)
+    clock.ahead += 1200
+    field.until_empty(drain)
+    assert field.taken(closed) == {f"m{n}": 1 for n in range(2000)}
 
 
 def test_a_throttled_entity_slows_the_drain_and_nothing_is_deferred(field: Field) -> None:
