@@ -63,7 +63,7 @@ class Drain:
 
     @property
     def closed(self) -> bool:
-        return self.factory.closed or self._shared.faulted.is_set()
+        return self._shared.ended
 
     @property
     def has_news(self) -> bool:
@@ -102,43 +102,37 @@ class Drain:
 
     async def _run(self, for_seconds: float | None, until: Callable[[], bool]) -> Report:
         shared = self._shared
-        self._check()
+        if shared.ended:
+            await self._end_by_fault()
         for queue in self.queues:
             queue.start()
         shared.sending.set()
         shared.receiving.set()
         try:
-            await _wait(lambda: until() or shared.faulted.is_set(), for_seconds)
+            await _wait(lambda: until() or shared.ended, for_seconds)
         finally:
             shared.receiving.clear()
             await self._come_to_rest()
-        if shared.faulted.is_set():
+        if shared.ended:
             await self._end_by_fault()
         return shared.ledger.take(shared.refusals())
 
     async def _come_to_rest(self) -> None:
-        if not self._shared.faulted.is_set():
+        if not self._shared.ended:
             await _wait(lambda: self.at_rest, FINISH_WITHIN)
         # Idle polls go on; those of queues with something to give back end.
         await asyncio.gather(*(queue.stop_receiving() for queue in self.queues if not queue.at_rest))
         self._shared.sending.clear()
         # An attempt ends by the send timeout, and so does a settlement.
-        bound = 0.0 if self._shared.faulted.is_set() else 3 * self.factory.options.send_timeout
+        bound = 0.0 if self._shared.ended else 3 * self.factory.options.send_timeout
         await _wait(lambda: self.at_rest, bound)
-
-    def _check(self) -> None:
-        error = self.factory.faulted()
-        if error is not None:
-            raise error
-        if self.closed:
-            raise ClosedError("The drain")
 
     async def _end_by_fault(self) -> None:
         """The other side follows five seconds later; only then is it known how both ended."""
         bound = 2 * GRACE + 4 * self.factory.options.send_timeout
         await _wait(lambda: self.factory.faulted() is not None, bound)
         await self._close()
-        raise self.factory.faulted() or ClosedError("The drain", reason="a credential was refused")
+        raise self.factory.faulted() or ClosedError("The drain", reason="a side of the pair came to its end")
 
     def limit(self, rate: float | None) -> None:
         """From now on no more messages a second than that."""

@@ -222,7 +222,7 @@ class QueueDrain:
     def _stranded(self, items: Sequence[Item]) -> None:
         """They cannot be sent now: aside if others can pass then, else back to where they were."""
         others = [can for path, can in self.abilities().items() if path != items[0].path]
-        over = self._shared.faulted.is_set() or not self._shared.sending.is_set()
+        over = self._shared.ended or not self._shared.sending.is_set()
         if over or decide(Can.NOT, others) is Do.RELEASE:
             self._back(items)
             return

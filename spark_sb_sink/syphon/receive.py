@@ -55,14 +55,19 @@ class Intake:
             self._poll_until = clock() + self._shared.options.long_poll
             self.polls += 1
         while (left := self._poll_until - clock()) > 0:
+            receiver: RawReceiver | None = None
             try:
                 receiver = await self._open()
                 found = await receiver.receive(most, left)
-            except IdleDetachedError:
-                continue  # as the service does with idle links: the poll goes on over the next one
+            except IdleDetachedError as error:
+                # As the service does with idle links: the poll goes on over the next one, if that is let in.
+                if receiver is None:
+                    await self._failed(error)
+                continue
             except ClosedError:
-                if self._shared.faulted.is_set() or self._shared.factory.closed:
+                if self._shared.ended:
                     raise
+                await self._shared.pair.clock.sleep(self._backoff.next())  # others have their turn, whatever closed it
                 continue
             except Exception as error:  # noqa: BLE001 - every failure is sorted, none is lost
                 await self._failed(error)
@@ -87,7 +92,7 @@ class Intake:
                 if last:
                     raise
             except ClosedError:
-                if last or self._shared.faulted.is_set() or self._shared.factory.closed:
+                if last or self._shared.ended:
                     raise
             except Exception as error:
                 if not receiver.broken:

@@ -50,6 +50,11 @@ class Shared:
     def pair(self) -> Pair:
         return self.factory.pair
 
+    @property
+    def ended(self) -> bool:
+        """A side of the pair has come to its end, here or by somebody else who has the factory."""
+        return self.faulted.is_set() or self.factory.closed or self.factory.ended
+
     def now(self) -> float:
         return self.pair.clock.now()
 
