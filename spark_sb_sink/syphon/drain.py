@@ -2,7 +2,8 @@
 
     drain_for(options, folder, queues=[0, 1, 2]).run(for_seconds=10) → Report
 
-A run ends with nothing in hand: what was received is sent and settled, or given back. Only idle long polls go on.
+A run ends with nothing in hand: what was received is sent and settled, or given back. Only idle long polls go on, and
+those not for long: Spark may ask another process next time, and credit left behind would keep messages from it.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from spark_sb_sink.errors import ClosedError, redact
 from spark_sb_sink.factory import PairedFactory, factory_for
 from spark_sb_sink.options import Options
 from spark_sb_sink.pair_life import GRACE
-from spark_sb_sink.syphon.queue_drain import QueueDrain
+from spark_sb_sink.syphon.queue_drain import LINGER, QueueDrain
 from spark_sb_sink.syphon.rate import Bucket
 from spark_sb_sink.syphon.receipts import Report
 from spark_sb_sink.syphon.shared import Shared
@@ -54,6 +55,8 @@ class Drain:
         self._turn = threading.Lock()
         self._bucket = bucket or Bucket(factory.options.max_rate)
         self._wall_clock = wall_clock
+        self._lingering: asyncio.Task[None] | None = None
+        self._giving_up = False
         self._shared, self.queues = factory.run(self._set_up(tuple(queues)))
 
     async def _set_up(self, queues: tuple[str, ...]) -> tuple[Shared, tuple[QueueDrain, ...]]:
@@ -102,6 +105,7 @@ class Drain:
 
     async def _run(self, for_seconds: float | None, until: Callable[[], bool]) -> Report:
         shared = self._shared
+        await self._resume()
         if shared.ended:
             await self._end_by_fault()
         for queue in self.queues:
@@ -113,6 +117,7 @@ class Drain:
         finally:
             shared.receiving.clear()
             await self._come_to_rest()
+            self._linger()
         if shared.ended:
             await self._end_by_fault()
         return shared.ledger.take(shared.refusals())
@@ -126,6 +131,29 @@ class Drain:
         # An attempt ends by the send timeout, and so does a settlement.
         bound = 0.0 if self._shared.ended else 3 * self.factory.options.send_timeout
         await _wait(lambda: self.at_rest, bound)
+
+    def _linger(self) -> None:
+        if not self._shared.ended and self._lingering is None:
+            self._lingering = asyncio.get_running_loop().create_task(self._give_up())
+
+    async def _give_up(self) -> None:
+        """Where no run follows, take the polls back with their links."""
+        await self._shared.pair.clock.sleep(LINGER)
+        await _wait(lambda: self.at_rest, None)
+        if not self._shared.sending.is_set():
+            self._giving_up = True
+            try:
+                await asyncio.gather(*(queue.give_up() for queue in self.queues))
+            finally:
+                self._giving_up = False
+
+    async def _resume(self) -> None:
+        """The polls are wanted after all; what is being given up is given up whole."""
+        lingering, self._lingering = self._lingering, None
+        if lingering is not None:
+            if not self._giving_up:
+                lingering.cancel()
+            await asyncio.gather(lingering, return_exceptions=True)
 
     async def _end_by_fault(self) -> None:
         """The other side follows five seconds later; only then is it known how both ended."""
@@ -146,7 +174,12 @@ class Drain:
         return self.factory.run(self._look(most))
 
     async def _look(self, most: int) -> dict[str, int | None]:
-        counts = await asyncio.gather(*(self._count(queue, most) for queue in self.queues))
+        await self._resume()
+        try:
+            counts = await asyncio.gather(*(self._count(queue, most) for queue in self.queues))
+        finally:
+            if not self._shared.sending.is_set():
+                self._linger()
         return {queue.queue: count for queue, count in zip(self.queues, counts, strict=True)}
 
     @staticmethod
@@ -175,6 +208,7 @@ class Drain:
             self.factory.run(self._close())
 
     async def _close(self) -> None:
+        await self._resume()
         self._shared.receiving.clear()
         self._shared.sending.clear()
         await asyncio.gather(*(queue.close() for queue in self.queues))

@@ -23,7 +23,7 @@ from spark_sb_sink.wire import COMPLETE, DEFER, RELEASE, Outcome, RawDelivery, R
 WINDOW = 6000
 """Messages of one queue in hand at the same time."""
 LINGER = 5.0
-"""Seconds that messages which came between two runs wait for the next one."""
+"""Seconds that polls, and messages which came between two runs, wait for the next one."""
 LOOK_EVERY = 0.1
 """Seconds between looks at the board while nothing can move; they cost no operation."""
 _AT_ONCE = 200
@@ -67,6 +67,14 @@ class QueueDrain:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
             await self.intake.pause()
+
+    async def give_up(self) -> None:
+        """End the poll and detach, so that no credit stays behind; what it brought meanwhile goes back."""
+        serving = self._tasks.get(self._serve.__name__)
+        if serving is not None:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+        await self.intake.close()
 
     async def _kept_up(self, work: Callable[[], Awaitable[None]]) -> None:
         """What nobody thought of is logged, and tried again; only the end of the pair ends it."""

@@ -1,7 +1,7 @@
 """The first step: deliveries of one backlog queue, over a receiver that is opened again whenever it went.
 
-A long poll goes on over an idle detach and over the end of a run. An outage is waited out here; a credential that is
-refused is told. Knows nothing of what the messages are.
+A long poll goes on over an idle detach, and over the end of a run if the next one follows soon. An outage is waited out
+here; a credential that is refused is told. Knows nothing of what the messages are.
 """
 
 import asyncio
@@ -135,6 +135,7 @@ class Intake:
                 _LOG.debug("pausing %s: %s", self.queue, redact(repr(error)))
 
     async def close(self) -> None:
-        if self._receiver is not None:
-            await self._receiver.close()
-            self._receiver = None
+        self._poll_until = None
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            await receiver.close()
