@@ -1,10 +1,11 @@
 """Deferred messages are found however short the runs are, and looking for them hammers nobody."""
 
 from spark_sb_sink.amqp import decode_message
-from spark_sb_sink.broker.faults import ManagementAnswer, Refuse, Shape
+from spark_sb_sink.broker.faults import Busy, ManagementAnswer, Refuse, Shape
 from spark_sb_sink.envelope import wrap
 from spark_sb_sink.failover import Health
 from spark_sb_sink.syphon import until_empty
+from spark_sb_sink.syphon.settle import RENEW_AFTER
 from tests.paired.ground import MovableClock, health
 from tests.syphon.field import Field, message
 from tests.syphon.test_messages import foreign, properties
@@ -84,3 +85,51 @@ def test_what_another_syphon_deferred_since_our_look_does_not_keep_it_from_being
     done = until_empty(drain, within=30)
     assert done.empty
     assert field.accepted(entity) == 10
+
+
+def test_a_settlement_by_token_that_fails_is_tried_again_and_is_no_lost_lock(field: Field) -> None:
+    entity = field.entity()
+    drain = field.drain()
+    field.defer([wrap(message("one"), entity)])
+    field.secondary.hang(ManagementAnswer(500, operation="update-disposition", count=2), field.queue(0))
+    report = field.until_empty(drain)
+    assert field.taken(entity) == {"mone": 1}
+    assert (report.moved, report.total("lost_locks"), report.total("unconfirmed")) == (1, 0, 0)
+
+
+def test_a_settlement_by_token_that_never_succeeds_is_told_as_unconfirmed(field: Field) -> None:
+    entity = field.entity(requires_duplicate_detection=True)
+    drain = field.drain(send_timeout="2s")
+    field.defer([wrap(message(n), entity) for n in range(30)])
+    hung = field.secondary.hang(ManagementAnswer(500, operation="update-disposition"), field.queue(0))
+    report = drain.run(30, until=lambda: field.accepted(entity) == 30 and drain.at_rest)
+    assert (report.moved, report.total("lost_locks"), report.total("unconfirmed")) == (0, 0, 30)
+    field.secondary.undo(hung)
+    field.secondary.expire_locks(field.queue(0))
+    assert field.until_empty(drain).moved == 30
+    assert field.taken(entity) == {f"m{n}": 1 for n in range(30)}
+
+
+def test_a_lock_that_could_not_be_renewed_for_another_reason_is_not_given_up(field: Field) -> None:
+    entity = field.entity()
+    clock = MovableClock()
+    drain = field.drain(clock=clock)
+    field.primary.hang(Busy(count=1, description="Please wait 60 seconds."), entity)
+    field.defer([wrap(message(n), entity) for n in range(4)])
+    field.secondary.hang(ManagementAnswer(500, operation="renew-lock"), field.queue(0))
+    waits: list[int] = []
+
+    def renewals_fail() -> bool:
+        if not waits:
+            if field.in_backlog()["locked"] == 4 and not field.primary.faults():
+                waits.append(requests(field))
+                clock.ahead += RENEW_AFTER + 5
+        elif len(waits) == 1 and requests(field) >= waits[0] + 8:  # enough to find each of the four refused
+            waits.append(0)
+            clock.ahead += 60
+        return field.empty()()
+
+    report = drain.run(60, until=renewals_fail)
+    assert field.empty()()
+    assert field.taken(entity) == {f"m{n}": 1 for n in range(4)}
+    assert report.total("lost_locks") == 0
