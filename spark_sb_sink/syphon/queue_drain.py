@@ -26,10 +26,21 @@ LINGER = 5.0
 """Seconds that polls, and messages which came between two runs, wait for the next one."""
 LOOK_EVERY = 0.1
 """Seconds between looks at the board while nothing can move; they cost no operation."""
+CANCEL_AGAIN = 3.0
+"""Seconds after which what was cancelled and goes on is cancelled again; longer than a link takes to close."""
 _AT_ONCE = 200
 """Messages that are restored before others have their turn in the loop."""
 
 _LOG = logging.getLogger(__name__)
+
+
+async def end(tasks: Iterable["asyncio.Task[None]"], again: float = CANCEL_AGAIN) -> None:
+    """Cancel tasks and wait for their end. Again and again: see `wire.deadline` for why one may be forgotten."""
+    left = {task for task in tasks if not task.done()}
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=again)
 
 
 class QueueDrain:
@@ -63,17 +74,12 @@ class QueueDrain:
     async def stop_receiving(self) -> None:
         """End a poll that is under way, before messages are given back: its credit would bring them here again."""
         if self._polling:
-            serving = self._tasks[self._serve.__name__]
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
+            await end([self._tasks[self._serve.__name__]])
             await self.intake.pause()
 
     async def give_up(self) -> None:
         """End the poll and detach, so that no credit stays behind; what it brought meanwhile goes back."""
-        serving = self._tasks.get(self._serve.__name__)
-        if serving is not None:
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
+        await end([task for name, task in self._tasks.items() if name == self._serve.__name__])
         await self.intake.close()
 
     async def _kept_up(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -93,10 +99,7 @@ class QueueDrain:
         return not self.busy and not self.settler.held and not self.deferred.busy
 
     async def close(self) -> None:
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(self._tasks.values())
         await self.intake.close()
 
     # Receive

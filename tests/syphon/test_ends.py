@@ -1,5 +1,7 @@
 """How a drain ends when a side of its pair does: in a run, between runs, and with another drain beside it."""
 
+import asyncio
+import contextlib
 import threading
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from spark_sb_sink.errors import FaultedError
 from spark_sb_sink.pair_life import GRACE
 from spark_sb_sink.syphon import Drain
+from spark_sb_sink.syphon.queue_drain import end
 from spark_sb_sink.transport import Side
 from tests.conftest import await_that
 from tests.paired.ground import MovableClock
@@ -83,3 +86,18 @@ def test_a_run_after_the_end_of_a_side_says_which_went_first(field: Field) -> No
     clock.ahead += GRACE
     with pytest.raises(FaultedError, match="primary side of the pair came to its end first: an operator closed it"):
         drain.run(60)
+
+
+async def test_a_task_that_forgets_a_cancellation_is_cancelled_again() -> None:
+    # As asyncio.wait_for does up to Python 3.11, which the SDK calls for every frame.
+    async def forgetful() -> None:
+        for _ in range(2):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(600)
+        await asyncio.sleep(600)
+
+    task = asyncio.create_task(forgetful())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        await end([task], again=0.01)
+    assert task.cancelled()
