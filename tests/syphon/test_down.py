@@ -1,5 +1,7 @@
 """Destinations that are down: they hold up nobody, are not hammered, and get everything once they are back."""
 
+import threading
+
 from spark_sb_sink.broker.faults import Busy, CbsAnswer, FullQuota, Refuse
 from spark_sb_sink.envelope import wrap
 from spark_sb_sink.errors import MisconfiguredSendError
@@ -154,15 +156,28 @@ def test_a_throttled_entity_slows_the_drain_and_nothing_is_deferred(field: Field
 def test_the_primary_goes_down_again_in_the_middle_of_a_drain(field: Field) -> None:
     entities = field.entities(2)
     drain = field.drain(failover_interval="1s", ping_interval="1s", max_rate=2000)
-    ids = {entity: field.backlog_for(entity, 2000) for entity in entities}
-    drain.run(60, until=lambda: field.accepted(entities[0]) > 300)
-    field.primary.stop()
-    drain.run(60, until=lambda: any(health(drain.factory, entity) is Health.FAILED_OVER for entity in entities))
+    ids = {entity: field.backlog_for(entity, 4000) for entity in entities}
+    stopped = threading.Event()
+
+    def down() -> bool:
+        if not stopped.is_set() and field.accepted(entities[0]) > 300:
+            field.primary.stop()
+            stopped.set()
+        return stopped.is_set() and all(health(drain.factory, e) is Health.FAILED_OVER for e in entities)
+
+    drain.run(60, until=down)
+    assert all(health(drain.factory, entity) is Health.FAILED_OVER for entity in entities)
+    assert sum(field.in_backlog().values()) > 1000  # in the middle
+    before = operations(field)
+    drain.run(4)
+    # A look at the backlog in each ping interval; the pings do not get through. Room for a machine that is late.
+    assert operations(field) - before <= 4 * 3
+    assert field.in_backlog()["locked"] == 0
     field.primary.start()
     field.until_empty(drain)
     for entity in entities:
-        taken = field.taken(entity)
-        assert set(taken) == set(ids[entity])
+        assert set(field.taken(entity)) == set(ids[entity])
+    assert not field.dead_letters()
 
 
 def test_the_secondary_goes_away_and_comes_back_and_that_is_no_fault(field: Field) -> None:
@@ -183,7 +198,6 @@ def test_two_drains_share_a_backlog_with_deferred_messages(field: Field) -> None
     hung = field.primary.hang(Refuse(), dead)
     ids = field.backlog_for(dead, 1500)
     field.backlog_for(well, 500)
-    import threading
 
     def both(until: object, within: float) -> None:
         other = threading.Thread(target=two.run, args=(within, until))
