@@ -151,11 +151,6 @@ class PairedFactory:
         """What to end with once both sides have ended by a fault: which went first, and why."""
         return self._amqp().life.error()
 
-    @property
-    def ended(self) -> bool:
-        """Whether a side has come to its end for good, so that the other is about to."""
-        return bool(self._amqp().life.ends)
-
     def _amqp(self) -> AmqpTransport:
         if not isinstance(self._transport, AmqpTransport):
             raise TypeError("only a factory over AMQP receives")
