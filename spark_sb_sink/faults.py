@@ -86,6 +86,11 @@ class Fault:
         """Refused for its size alone: elsewhere it may fit."""
         return self.kind is Kind.BAD_MESSAGE and self.reason == _TOO_LARGE_ROW
 
+    @property
+    def lock_lost(self) -> bool:
+        """The message is not ours any more: its lock is over, or it is gone."""
+        return self.reason == _LOCK_LOST_ROW
+
     def __str__(self) -> str:
         return f"{self.reason}: {self.text}" if self.text else self.reason
 
@@ -93,6 +98,8 @@ class Fault:
 _BUSY = "com.microsoft:server-busy"
 _TOO_LARGE = "amqp:link:message-size-exceeded"
 _TOO_LARGE_ROW = "too large"
+_LOCK_LOST_ROW = "lock lost"
+_LOST = frozenset({"MessageLockLostError", "MessageNotFoundError"})
 _NOT_FOUND = "amqp:not-found"
 _UNAUTHORISED = frozenset({"amqp:unauthorized-access", "com.microsoft:auth-failed"})
 # What a broker rejects a message with, when the message is to blame. Anything else it rejects with is its own trouble.
@@ -184,6 +191,7 @@ _TABLE: tuple[_Row, ...] = (
     ),
     _Row("rejected", Kind.BAD_MESSAGE, lambda s: s.phase is Phase.DISPOSITION and s.condition in _BAD, split=True),
     # From here on all are entity faults; the rows only give them better names than the last one.
+    _Row(_LOCK_LOST_ROW, Kind.ENTITY_FAULT, lambda s: not _LOST.isdisjoint(s.names)),
     _Row("disabled", Kind.ENTITY_FAULT, _named("MessagingEntityDisabledError")),
     _Row("quota exceeded", Kind.ENTITY_FAULT, _named("ServiceBusQuotaExceededError")),
     _Row("timed out", Kind.ENTITY_FAULT, _named("OperationTimeoutError")),

@@ -109,10 +109,32 @@ class FullQuota(Fault):
     kind: ClassVar[str] = "full-quota"
 
 
-KINDS: dict[str, type[Fault]] = {
-    fault.kind: fault
-    for fault in (Refuse, BlackHole, CbsAnswer, Reject, Busy, LoseAck, CutMidBatch, Shape, LateVisible, FullQuota)
-}
+@dataclass(frozen=True)
+class ManagementAnswer(Fault):
+    """`$management` answers with this status and does nothing; `operation`, as `peek-message`, leaves the others."""
+
+    kind: ClassVar[str] = "management"
+    status: int = 500
+    condition: str = "amqp:internal-error"
+    description: str = "injected"
+    operation: str | None = None
+    count: int | None = None
+
+
+_ALL = (
+    Refuse,
+    BlackHole,
+    CbsAnswer,
+    Reject,
+    Busy,
+    LoseAck,
+    CutMidBatch,
+    Shape,
+    LateVisible,
+    FullQuota,
+    ManagementAnswer,
+)
+KINDS: dict[str, type[Fault]] = {fault.kind: fault for fault in _ALL}
 
 
 def to_json(fault: Fault) -> dict[str, Any]:
@@ -138,8 +160,14 @@ def _check(fault: Fault) -> None:
     match fault:
         case CbsAnswer(status=status) if not 100 <= status <= 599:
             raise FaultError(f"cbs: status is {status!r}; it takes a number from 100 to 599")
-        case Reject(condition=condition) if not condition or not condition.isascii():
-            raise FaultError(f"reject: condition is {condition!r}; it takes an AMQP symbol such as amqp:internal-error")
+        case ManagementAnswer(status=status) if not 400 <= status <= 599:
+            raise FaultError(f"management: status is {status!r}; it takes a number from 400 to 599")
+        case Reject(condition=condition) | ManagementAnswer(condition=condition) if not (
+            condition and condition.isascii()
+        ):
+            raise FaultError(
+                f"{fault.kind}: condition is {condition!r}; it takes an AMQP symbol such as amqp:internal-error"
+            )
         case CutMidBatch(after_bytes=size) if size < 1:
             raise FaultError(f"cut-mid-batch: after_bytes is {size!r}; it takes at least 1")
         case Busy(above_rate=rate) if rate is not None and rate <= 0:
@@ -247,6 +275,14 @@ class FaultBoard:
         for hung, fault in self._matching(Reject, entity):
             if fault.at == at:
                 self._spend(hung, units)
+                return fault
+        return None
+
+    def management(self, entity: str, operation: str) -> ManagementAnswer | None:
+        """The answer that strikes that request."""
+        for hung, fault in self._matching(ManagementAnswer, entity):
+            if fault.operation in (None, operation):
+                self._spend(hung, 1)
                 return fault
         return None
 

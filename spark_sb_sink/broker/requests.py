@@ -124,6 +124,9 @@ def _manage(connection: "AmqpConnection", path: str, request: Any) -> Any:
             raise namespace.disabled(path)
         for counters in (namespace.counters, node.entity.counters):
             counters.management += 1
+        fault = namespace.faults.management(node.entity.name, operation.removeprefix("com.microsoft:"))
+        if fault is not None:
+            raise RefusedError(fault.condition, fault.description, fault.status)
         status, result = run(namespace, node, body)
     except RefusedError as error:
         return _reply(

@@ -2,7 +2,8 @@
 
     drain_for(options, folder, queues=[0, 1, 2]).run(for_seconds=10) → Report
 
-A run ends with nothing in hand: what was received is sent and settled, or given back. Only idle long polls go on.
+A run ends with nothing in hand: what was received is sent and settled, or given back. Only idle long polls go on, and
+those not for long: Spark may ask another process next time, and credit left behind would keep messages from it.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from spark_sb_sink.errors import ClosedError, redact
 from spark_sb_sink.factory import PairedFactory, factory_for
 from spark_sb_sink.options import Options
 from spark_sb_sink.pair_life import GRACE
-from spark_sb_sink.syphon.queue_drain import QueueDrain
+from spark_sb_sink.syphon.queue_drain import LINGER, QueueDrain
 from spark_sb_sink.syphon.rate import Bucket
 from spark_sb_sink.syphon.receipts import Report
 from spark_sb_sink.syphon.shared import Shared
@@ -54,6 +55,8 @@ class Drain:
         self._turn = threading.Lock()
         self._bucket = bucket or Bucket(factory.options.max_rate)
         self._wall_clock = wall_clock
+        self._lingering: asyncio.Task[None] | None = None
+        self._giving_up = False
         self._shared, self.queues = factory.run(self._set_up(tuple(queues)))
 
     async def _set_up(self, queues: tuple[str, ...]) -> tuple[Shared, tuple[QueueDrain, ...]]:
@@ -63,12 +66,17 @@ class Drain:
 
     @property
     def closed(self) -> bool:
-        return self.factory.closed or self._shared.faulted.is_set()
+        return self._shared.ended
 
     @property
     def has_news(self) -> bool:
         """Whether the run has receipts by now."""
         return self._shared.ledger.has_some
+
+    @property
+    def refusing(self) -> tuple[str, ...]:
+        """Entities that refuse our claim."""
+        return tuple(self._shared.refused)
 
     @property
     def polls(self) -> int:
@@ -79,7 +87,8 @@ class Drain:
         """Move messages for some time, or until the condition holds, and say what became of them.
 
         The condition is looked at often, by the thread that calls. Raises `FaultedError` once a credential was refused,
-        never for an outage. Entities that refuse our claim stand in the report.
+        never for an outage. Entities that refuse our claim stand in the report, and are
+        tried again with a few messages once a ping interval.
         """
         if for_seconds is None and until is None:
             raise ValueError("a run needs an end: for_seconds, or until")
@@ -96,44 +105,62 @@ class Drain:
 
     async def _run(self, for_seconds: float | None, until: Callable[[], bool]) -> Report:
         shared = self._shared
-        self._check()
-        shared.refused.clear()
+        await self._resume()
+        if shared.ended:
+            await self._end_by_fault()
         for queue in self.queues:
             queue.start()
         shared.sending.set()
         shared.receiving.set()
         try:
-            await _wait(lambda: until() or shared.faulted.is_set(), for_seconds)
+            await _wait(lambda: until() or shared.ended, for_seconds)
         finally:
             shared.receiving.clear()
             await self._come_to_rest()
-        if shared.faulted.is_set():
+            self._linger()
+        if shared.ended:
             await self._end_by_fault()
-        return shared.ledger.take(shared.refused.values())
+        return shared.ledger.take(shared.refusals())
 
     async def _come_to_rest(self) -> None:
-        if not self._shared.faulted.is_set():
+        if not self._shared.ended:
             await _wait(lambda: self.at_rest, FINISH_WITHIN)
         # Idle polls go on; those of queues with something to give back end.
         await asyncio.gather(*(queue.stop_receiving() for queue in self.queues if not queue.at_rest))
         self._shared.sending.clear()
         # An attempt ends by the send timeout, and so does a settlement.
-        bound = 0.0 if self._shared.faulted.is_set() else 3 * self.factory.options.send_timeout
+        bound = 0.0 if self._shared.ended else 3 * self.factory.options.send_timeout
         await _wait(lambda: self.at_rest, bound)
 
-    def _check(self) -> None:
-        error = self.factory.faulted()
-        if error is not None:
-            raise error
-        if self.closed:
-            raise ClosedError("The drain")
+    def _linger(self) -> None:
+        if not self._shared.ended and self._lingering is None:
+            self._lingering = asyncio.get_running_loop().create_task(self._give_up())
+
+    async def _give_up(self) -> None:
+        """Where no run follows, take the polls back with their links."""
+        await self._shared.pair.clock.sleep(LINGER)
+        await _wait(lambda: self.at_rest, None)
+        if not self._shared.sending.is_set():
+            self._giving_up = True
+            try:
+                await asyncio.gather(*(queue.give_up() for queue in self.queues))
+            finally:
+                self._giving_up = False
+
+    async def _resume(self) -> None:
+        """The polls are wanted after all; what is being given up is given up whole."""
+        lingering, self._lingering = self._lingering, None
+        if lingering is not None:
+            if not self._giving_up:
+                lingering.cancel()
+            await asyncio.gather(lingering, return_exceptions=True)
 
     async def _end_by_fault(self) -> None:
         """The other side follows five seconds later; only then is it known how both ended."""
         bound = 2 * GRACE + 4 * self.factory.options.send_timeout
         await _wait(lambda: self.factory.faulted() is not None, bound)
         await self._close()
-        raise self.factory.faulted() or ClosedError("The drain", reason="a credential was refused")
+        raise self.factory.faulted() or ClosedError("The drain", reason="a side of the pair came to its end")
 
     def limit(self, rate: float | None) -> None:
         """From now on no more messages a second than that."""
@@ -147,7 +174,12 @@ class Drain:
         return self.factory.run(self._look(most))
 
     async def _look(self, most: int) -> dict[str, int | None]:
-        counts = await asyncio.gather(*(self._count(queue, most) for queue in self.queues))
+        await self._resume()
+        try:
+            counts = await asyncio.gather(*(self._count(queue, most) for queue in self.queues))
+        finally:
+            if not self._shared.sending.is_set():
+                self._linger()
         return {queue.queue: count for queue, count in zip(self.queues, counts, strict=True)}
 
     @staticmethod
@@ -157,6 +189,7 @@ class Drain:
             while count < most and (page := await queue.intake.ask(lambda receiver: receiver.peek(start, 250))):  # noqa: B023
                 start = page[-1].sequence_number + 1
                 count += len(page)
+                queue.deferred.notice(page)
         except ClosedError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may take this queue for empty
@@ -175,6 +208,7 @@ class Drain:
             self.factory.run(self._close())
 
     async def _close(self) -> None:
+        await self._resume()
         self._shared.receiving.clear()
         self._shared.sending.clear()
         await asyncio.gather(*(queue.close() for queue in self.queues))

@@ -12,7 +12,7 @@ from enum import Enum
 from spark_sb_sink.failover import Health
 
 PROBE = 10
-"""Messages that a destination is tried with which has taken a ping, but no message yet."""
+"""Messages that a destination is tried with which has taken a ping, but no message yet; or refused our claim."""
 LANE_SHARE = 500
 """Messages that may wait for a destination that fails before it counts as down: enough to try again with."""
 
@@ -21,7 +21,7 @@ class Can(Enum):
     """Whether a destination takes messages just now."""
 
     MOVE = "move"
-    PROBE = "probe"  # it took a ping; a few messages will tell
+    PROBE = "probe"  # it took a ping, or refused us some time ago; a few messages will tell
     HOLD = "hold"  # what is in hand will tell: it fails since a moment ago, or is being probed; no more is fetched
     NOT = "not"  # it is down
 
@@ -34,11 +34,14 @@ class Do(Enum):
     RELEASE = "release"  # back into the backlog queue: nobody can pass anyway
 
 
-def ability(health: Health, waiting: int, *, refused: bool = False) -> Can:
-    """Of one destination, given what is believed of it and how many messages wait for it here."""
+def ability(health: Health, waiting: int, *, refused: bool = False, doubtful: bool = False) -> Can:
+    """Of one destination, given what is believed of it and how many messages wait for it here.
+
+    `doubtful`: it refused our claim some time ago, and may do so still.
+    """
     if refused or health is Health.FAILED_OVER:
         return Can.NOT
-    if health is Health.PROBATION:
+    if health is Health.PROBATION or doubtful:
         return Can.HOLD if waiting else Can.PROBE
     if health is Health.SUSPECT and waiting:
         return Can.NOT if waiting >= LANE_SHARE else Can.HOLD

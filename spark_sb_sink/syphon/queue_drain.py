@@ -23,13 +23,24 @@ from spark_sb_sink.wire import COMPLETE, DEFER, RELEASE, Outcome, RawDelivery, R
 WINDOW = 6000
 """Messages of one queue in hand at the same time."""
 LINGER = 5.0
-"""Seconds that messages which came between two runs wait for the next one."""
+"""Seconds that polls, and messages which came between two runs, wait for the next one."""
 LOOK_EVERY = 0.1
 """Seconds between looks at the board while nothing can move; they cost no operation."""
+CANCEL_AGAIN = 3.0
+"""Seconds after which what was cancelled and goes on is cancelled again; longer than a link takes to close."""
 _AT_ONCE = 200
 """Messages that are restored before others have their turn in the loop."""
 
 _LOG = logging.getLogger(__name__)
+
+
+async def end(tasks: Iterable["asyncio.Task[None]"], again: float = CANCEL_AGAIN) -> None:
+    """Cancel tasks and wait for their end. Again and again: see `wire.deadline` for why one may be forgotten."""
+    left = {task for task in tasks if not task.done()}
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=again)
 
 
 class QueueDrain:
@@ -63,10 +74,13 @@ class QueueDrain:
     async def stop_receiving(self) -> None:
         """End a poll that is under way, before messages are given back: its credit would bring them here again."""
         if self._polling:
-            serving = self._tasks[self._serve.__name__]
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
+            await end([self._tasks[self._serve.__name__]])
             await self.intake.pause()
+
+    async def give_up(self) -> None:
+        """End the poll and detach, so that no credit stays behind; what it brought meanwhile goes back."""
+        await end([task for name, task in self._tasks.items() if name == self._serve.__name__])
+        await self.intake.close()
 
     async def _kept_up(self, work: Callable[[], Awaitable[None]]) -> None:
         """What nobody thought of is logged, and tried again; only the end of the pair ends it."""
@@ -85,10 +99,7 @@ class QueueDrain:
         return not self.busy and not self.settler.held and not self.deferred.busy
 
     async def close(self) -> None:
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(self._tasks.values())
         await self.intake.close()
 
     # Receive
@@ -189,9 +200,15 @@ class QueueDrain:
 
     def abilities(self) -> dict[str, Can]:
         """What each destination that this queue has shown can take now."""
-        board, refusing = self._shared.pair.board, self._shared.refused
+        shared = self._shared
         return {
-            path: ability(board.view(path).health, self._waiting(path), refused=path in refusing) for path in self.shown
+            path: ability(
+                shared.pair.board.view(path).health,
+                self._waiting(path),
+                refused=shared.refuses(path),
+                doubtful=path in shared.refused,
+            )
+            for path in self.shown
         }
 
     def _waiting(self, path: str) -> int:
@@ -216,7 +233,7 @@ class QueueDrain:
     def _stranded(self, items: Sequence[Item]) -> None:
         """They cannot be sent now: aside if others can pass then, else back to where they were."""
         others = [can for path, can in self.abilities().items() if path != items[0].path]
-        over = self._shared.faulted.is_set() or not self._shared.sending.is_set()
+        over = self._shared.ended or not self._shared.sending.is_set()
         if over or decide(Can.NOT, others) is Do.RELEASE:
             self._back(items)
             return

@@ -1,7 +1,7 @@
 """The first step: deliveries of one backlog queue, over a receiver that is opened again whenever it went.
 
-A long poll goes on over an idle detach and over the end of a run. An outage is waited out here; a credential that is
-refused is told. Knows nothing of what the messages are.
+A long poll goes on over an idle detach, and over the end of a run if the next one follows soon. An outage is waited out
+here; a credential that is refused is told. Knows nothing of what the messages are.
 """
 
 import asyncio
@@ -55,14 +55,19 @@ class Intake:
             self._poll_until = clock() + self._shared.options.long_poll
             self.polls += 1
         while (left := self._poll_until - clock()) > 0:
+            receiver: RawReceiver | None = None
             try:
                 receiver = await self._open()
                 found = await receiver.receive(most, left)
-            except IdleDetachedError:
-                continue  # as the service does with idle links: the poll goes on over the next one
+            except IdleDetachedError as error:
+                # As the service does with idle links: the poll goes on over the next one, if that is let in.
+                if receiver is None:
+                    await self._failed(error)
+                continue
             except ClosedError:
-                if self._shared.faulted.is_set() or self._shared.factory.closed:
+                if self._shared.ended:
                     raise
+                await self._shared.pair.clock.sleep(self._backoff.next())  # others have their turn, whatever closed it
                 continue
             except Exception as error:  # noqa: BLE001 - every failure is sorted, none is lost
                 await self._failed(error)
@@ -87,7 +92,7 @@ class Intake:
                 if last:
                     raise
             except ClosedError:
-                if last or self._shared.faulted.is_set() or self._shared.factory.closed:
+                if last or self._shared.ended:
                     raise
             except Exception as error:
                 if not receiver.broken:
@@ -130,6 +135,7 @@ class Intake:
                 _LOG.debug("pausing %s: %s", self.queue, redact(repr(error)))
 
     async def close(self) -> None:
-        if self._receiver is not None:
-            await self._receiver.close()
-            self._receiver = None
+        self._poll_until = None
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            await receiver.close()

@@ -17,7 +17,7 @@ from spark_sb_sink.filling import Batch, Filler, Message
 from spark_sb_sink.reports import Tally
 from spark_sb_sink.syphon.planning import PROBE
 from spark_sb_sink.syphon.restore import Item
-from spark_sb_sink.syphon.shared import Shared
+from spark_sb_sink.syphon.shared import Refusal, Shared
 from spark_sb_sink.timing import Backoff
 from spark_sb_sink.transport import Side
 
@@ -79,14 +79,15 @@ class Lane:
         self._drop_lost()
         state = self._pair.board.view(self.path)
         where = route(state)
-        if where is Route.BACKLOG or self.path in self._shared.refused or not self._shared.sending.is_set():
+        if where is Route.BACKLOG or self._shared.refuses(self.path) or not self._shared.sending.is_set():
             self._strand()
         elif where is Route.PRIMARY or not await self._pair.pinger.ping(self.path):
             await self._send(state)
 
     async def _send(self, state: EntityState) -> None:
         """One attempt with one batch, and what follows from its outcome."""
-        most = PROBE if state.health is Health.PROBATION else len(self._waiting)
+        doubtful = state.health is Health.PROBATION or self.path in self._shared.refused
+        most = PROBE if doubtful else len(self._waiting)
         now = self._shared.now()
         allowed = self._shared.bucket.take(now, min(most, len(self._waiting)))
         if not allowed:
@@ -109,6 +110,7 @@ class Lane:
         if not batch.messages:
             return
         self._out.moved(self._taken(batch.messages))
+        self._shared.refused.pop(self.path, None)
         self._filler.progress()
         self._backoff = Backoff(uniform=self._pair.rng.uniform)
         if state.health is not Health.HEALTHY or not state.seen_healthy or state.doubted:
@@ -130,9 +132,11 @@ class Lane:
                 self._record(SendThrottled(state.epoch))
                 await self._shared.pause(fault.wait)
             case Kind.MISCONFIGURED if fault.claim_missing:
-                self._shared.refused[self.path] = MisconfiguredSendError(
+                error = MisconfiguredSendError(
                     namespace=self._pair.primary, entity=self.path, claim=fault.claim or "Send", detail=fault.text
                 )
+                until = self._shared.now() + self._shared.options.ping_interval
+                self._shared.refused[self.path] = Refusal(error, until)
             case Kind.MISCONFIGURED:
                 await self._shared.fault(Side.PRIMARY, self.path, fault)
                 raise ClosedError(f"The link to {self.path}")

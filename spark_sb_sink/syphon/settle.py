@@ -12,6 +12,7 @@ from spark_sb_sink.errors import redact
 from spark_sb_sink.syphon.receive import Intake, RefusedRequestError
 from spark_sb_sink.syphon.restore import Item
 from spark_sb_sink.syphon.shared import Shared
+from spark_sb_sink.timing import Backoff
 from spark_sb_sink.wire import COMPLETE, DEFER, RELEASE, Outcome, Settled
 
 AT_ONCE = 200
@@ -60,11 +61,6 @@ class Settler:
         try:
             for item, answer in await self._answers(items, outcome):
                 self._note(item, outcome, answer)
-        except Exception as error:  # noqa: BLE001 - the locks run out, and whoever gets the messages then settles them
-            _LOG.warning("%d messages of %s not settled: %s", len(items), self._intake.queue, redact(repr(error)))
-            for item in items:
-                if item in self.held:
-                    self._note(item, outcome, Settled.UNKNOWN)
         finally:
             for item in items:
                 self._let_go(item)
@@ -94,10 +90,12 @@ class Settler:
         for item in items:
             alive = item.brought_by is not None and not item.brought_by.broken
             (linked if item.delivery is not None and alive else by_token).append(item)
-        if linked and linked[0].brought_by is not None:
-            results = await linked[0].brought_by.settle([i.delivery for i in linked if i.delivery], outcome)
-            for item in linked:
-                result = results[item.delivery.delivery_id] if item.delivery else None
+        # A delivery's id is good for the receiver that brought it, and names another message on the next one.
+        for receiver in dict.fromkeys(item.brought_by for item in linked):
+            mine = [(item, item.delivery) for item in linked if item.brought_by is receiver and item.delivery]
+            results = await receiver.settle([delivery for _, delivery in mine], outcome) if receiver else {}
+            for item, delivery in mine:
+                result = results.get(delivery.delivery_id)
                 if result is None or result.settled is Settled.UNKNOWN:
                     by_token.append(item)
                 else:
@@ -107,24 +105,38 @@ class Settler:
             outcome = DEFER
             by_token = [item for item in by_token if item.deferred]
         for start in range(0, len(by_token), AT_ONCE):
-            answers += await self._by_token(by_token[start : start + AT_ONCE], outcome)
+            portion = by_token[start : start + AT_ONCE]
+            try:
+                answers += await self._by_token(portion, outcome)
+            except Exception as error:  # noqa: BLE001 - the locks run out, and whoever gets them then settles them
+                _LOG.warning("%d messages of %s not settled: %s", len(portion), self._intake.queue, redact(repr(error)))
+                answers += [(item, Settled.UNKNOWN) for item in portion]
         return answers
 
     async def _by_token(self, items: Sequence[Item], outcome: Outcome) -> list[tuple[Item, Settled]]:
-        """A request fails as a whole for one lock that is lost: halve until that one stands alone."""
+        """A request fails as a whole for one lock that is lost: halve until that one stands alone.
+
+        One that is refused for another reason is made again, until the time for a settlement is up.
+        """
         tokens = [item.token for item in items]
-        try:
-            await self._intake.ask(lambda receiver: receiver.settle_deferred(tokens, outcome))
-        except RefusedRequestError as refusal:
-            if refusal.fault.wait:
-                await self._shared.pair.clock.sleep(refusal.fault.wait)
-                return await self._by_token(items, outcome)
-            if len(items) == 1:
-                return [(items[0], Settled.LOCK_LOST)]
-            middle = len(items) // 2
-            first = await self._by_token(items[:middle], outcome)
-            return first + await self._by_token(items[middle:], outcome)
-        return [(item, Settled.ACCEPTED) for item in items]
+        backoff = Backoff()
+        until = self._shared.now() + self._shared.options.send_timeout
+        while True:
+            try:
+                await self._intake.ask(lambda receiver: receiver.settle_deferred(tokens, outcome))
+            except RefusedRequestError as refusal:
+                if refusal.fault.lock_lost:
+                    break
+                if not refusal.fault.wait and self._shared.now() >= until:
+                    raise
+                await self._shared.pair.clock.sleep(refusal.fault.wait or backoff.next())
+            else:
+                return [(item, Settled.ACCEPTED) for item in items]
+        if len(items) == 1:
+            return [(items[0], Settled.LOCK_LOST)]
+        middle = len(items) // 2
+        first = await self._by_token(items[:middle], outcome)
+        return first + await self._by_token(items[middle:], outcome)
 
     async def renew(self) -> None:
         """Until cancelled: renew the locks of what is held for long."""
@@ -146,8 +158,8 @@ class Settler:
         try:
             await self._intake.ask(lambda receiver: receiver.renew_locks(tokens))
         except RefusedRequestError as refusal:
-            if refusal.fault.wait:
-                return
+            if not refusal.fault.lock_lost:
+                return  # the locks hold all the same, and the next look asks again
             if len(items) == 1:
                 # Settled a moment ago, or lost: then it is not sent any more, for somebody else may have it.
                 items[0].lost = items[0] in self.held

@@ -18,6 +18,14 @@ from spark_sb_sink.transport import Side
 _LOG = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An entity has refused our claim. Until a time of the drain's clock it is believed to go on doing so."""
+
+    error: SendError
+    until: float
+
+
 @dataclass
 class Shared:
     """Lives in the factory's loop."""
@@ -30,8 +38,8 @@ class Shared:
     """Set during a run: new messages are taken up."""
     sending: asyncio.Event = field(default_factory=asyncio.Event)
     """Set until what a run has in hand is to be given back."""
-    refused: dict[str, SendError] = field(default_factory=dict)
-    """Entities that refused our claim in this run."""
+    refused: dict[str, Refusal] = field(default_factory=dict)
+    """Entities that refused our claim when they were last tried."""
     faulted: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -42,8 +50,22 @@ class Shared:
     def pair(self) -> Pair:
         return self.factory.pair
 
+    @property
+    def ended(self) -> bool:
+        """A side of the pair has come to its end, here or by somebody else who has the factory."""
+        return self.faulted.is_set() or self.factory.closed or self.factory.ended
+
     def now(self) -> float:
         return self.pair.clock.now()
+
+    def refuses(self, path: str) -> bool:
+        """Whether the entity is not to be tried now. From time to time it is, with a few messages."""
+        refusal = self.refused.get(path)
+        return refusal is not None and self.now() < refusal.until
+
+    def refusals(self) -> list[SendError]:
+        """What is to be told of entities that refuse our claim."""
+        return [refusal.error for path, refusal in self.refused.items() if self.refuses(path)]
 
     async def pause(self, seconds: float) -> None:
         """Wait, but not beyond the end of a run."""

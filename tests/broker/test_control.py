@@ -18,6 +18,7 @@ from spark_sb_sink.broker import (
     FullQuota,
     LateVisible,
     LoseAck,
+    ManagementAnswer,
     NamespaceHandle,
     Refuse,
     Reject,
@@ -71,6 +72,7 @@ def refused(answer: tuple[int, Any], status: int, *parts: str) -> None:
         Shape(latency=1, bandwidth=1000),
         LateVisible(seconds=1.5),
         FullQuota(),
+        ManagementAnswer(500, "amqp:internal-error", "no", operation="peek-message", count=2),
     ],
     ids=lambda fault: fault.kind,
 )
@@ -86,7 +88,7 @@ def test_every_fault_can_be_hung_listed_and_undone_as_json(namespace: NamespaceH
 
 
 def test_every_kind_of_fault_is_covered_here() -> None:
-    assert len(KINDS) == 10
+    assert len(KINDS) == 11
 
 
 def test_entities_are_made_changed_and_shown(namespace: NamespaceHandle, name: str) -> None:
@@ -191,6 +193,8 @@ def test_a_body_that_is_too_large_is_refused(namespace: NamespaceHandle) -> None
         ({"kind": "shape", "bandwidth": 0}, ["bandwidth"]),
         ({"kind": "late-visible", "seconds": -0.1}, ["seconds is -0.1"]),
         ({"kind": "late-visible", "seconds": None}, ["seconds is None"]),
+        ({"kind": "management", "status": 200}, ["status is 200"]),
+        ({"kind": "management", "condition": ""}, ["management: condition", "AMQP symbol"]),
     ],
     ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else "",
 )

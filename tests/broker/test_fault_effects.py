@@ -27,6 +27,7 @@ from spark_sb_sink.broker import (
     FullQuota,
     LateVisible,
     LoseAck,
+    ManagementAnswer,
     NamespaceHandle,
     Shape,
 )
@@ -173,6 +174,19 @@ async def test_a_full_entity_still_takes_pings(namespace: NamespaceHandle, queue
         assert story(namespace, f"{queue}-ping") == ["ping"]
         with pytest.raises(Exception, match="maximum entity size"):
             await sender.send_messages(message())
+
+
+async def test_a_request_is_answered_with_the_error_that_hangs_there_and_others_are_served(
+    namespace: NamespaceHandle, queue: str
+) -> None:
+    async with quick(namespace) as client, client.get_queue_receiver(queue) as receiver:
+        await send(client, queue, message())
+        namespace.hang(ManagementAnswer(503, "com.microsoft:server-busy", operation="peek-message", count=1), queue)
+        [found] = await receiver.receive_messages(1, max_wait_time=20)
+        await receiver.renew_message_lock(found)
+        with pytest.raises(ServiceBusServerBusyError):
+            await receiver.peek_messages()
+        assert len(await receiver.peek_messages(sequence_number=1)) == 1
 
 
 # Latency, bandwidth, late visibility

@@ -10,7 +10,7 @@ from spark_sb_sink.amqp import encode_message
 from spark_sb_sink.amqp.batch import batch_payload, batch_prefix
 from spark_sb_sink.envelope import wrap
 from spark_sb_sink.syphon import Drain, Report
-from spark_sb_sink.wire import COMPLETE, RawReceiver, RawSender
+from spark_sb_sink.wire import COMPLETE, DEFER, Outcome, RawReceiver, RawSender
 from tests.paired.ground import Ground, MovableClock
 
 SHORT: dict[str, Any] = {"long_poll": "5s", "settle_time": "0s", "send_timeout": "10s", "backlog_queue_count": 1}
@@ -42,6 +42,11 @@ class Field(Ground):
         ids = [f"{entity}-{tag}{number}" for number in range(count)]
         self.fill([wrap(encode_message(b"x" * size, message_id=i), entity) for i in ids], queue)
         return ids
+
+    def defer(self, messages: Sequence[bytes], queue: int = 0) -> None:
+        """Put messages into a backlog queue and defer them there, as a syphon that is gone did. It must be empty."""
+        self.fill(messages, queue)
+        receive_raw(self.secondary.connection_string, self.queue(queue), len(messages), DEFER)
 
     async def _send(self, connection: str, queue: str, messages: Sequence[bytes]) -> None:
         async with ServiceBusClient.from_connection_string(connection, retry_total=0) as client:
@@ -82,12 +87,12 @@ class Field(Ground):
         return lambda: not any(any(self.in_backlog(queue).values()) for queue in queues or (0,))
 
 
-def receive_raw(connection: str, queue: str, count: int) -> list[bytes]:
+def receive_raw(connection: str, queue: str, count: int, outcome: Outcome = COMPLETE) -> list[bytes]:
     """Take so many messages as they are, in order."""
-    return run(_receive(connection, queue, count))
+    return run(_receive(connection, queue, count, outcome))
 
 
-async def _receive(connection: str, queue: str, count: int) -> list[bytes]:
+async def _receive(connection: str, queue: str, count: int, outcome: Outcome) -> list[bytes]:
     found: list[bytes] = []
     async with ServiceBusClient.from_connection_string(connection, retry_total=0) as client:
         receiver = RawReceiver(client, queue)
@@ -96,7 +101,7 @@ async def _receive(connection: str, queue: str, count: int) -> list[bytes]:
             deliveries = await receiver.receive(count - len(found), 10)
             assert deliveries, f"{len(found)} of {count}"
             found += [delivery.payload for delivery in deliveries]
-            await receiver.settle(deliveries, COMPLETE)
+            await receiver.settle(deliveries, outcome)
         await receiver.close()
     return found
 

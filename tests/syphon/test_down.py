@@ -1,9 +1,14 @@
 """Destinations that are down: they hold up nobody, are not hammered, and get everything once they are back."""
 
-from spark_sb_sink.broker.faults import Busy, FullQuota, Refuse
+import threading
+
+from spark_sb_sink.broker.faults import Busy, CbsAnswer, FullQuota, Refuse
+from spark_sb_sink.envelope import wrap
+from spark_sb_sink.errors import MisconfiguredSendError
 from spark_sb_sink.failover import Health
-from tests.paired.ground import await_health, health
-from tests.syphon.field import Field
+from spark_sb_sink.syphon.planning import PROBE
+from tests.paired.ground import MovableClock, await_health, health
+from tests.syphon.field import Field, message
 
 
 def operations(field: Field) -> int:
@@ -87,6 +92,55 @@ def test_a_deleted_entity_counts_as_down_and_gets_its_messages_when_it_is_made_a
     assert field.taken(gone) == dict.fromkeys(ids, 1)
 
 
+CLOSED = CbsAnswer(403, "Unauthorized access. 'Send' claim(s) are required.")
+
+
+def test_an_entity_that_refuses_our_claim_is_not_hammered_and_gets_its_own_once_we_may(field: Field) -> None:
+    closed = field.entity()
+    clock = MovableClock()
+    drain = field.drain(clock=clock, ping_interval="20m", long_poll="60s")
+    hung = field.primary.hang(CLOSED, closed)
+    ids = field.backlog_for(closed, 300)
+    reports = [drain.run(60, until=lambda: bool(drain.refusing) and drain.at_rest)]
+    before = operations(field)
+    reports += [drain.run(0.5) for _ in range(4)]
+    assert [[type(error) for error in report.errors] for report in reports] == [[MisconfiguredSendError]] * 5
+    # One look whether the queue has something for others; and no message is received only to be given back.
+    assert operations(field) - before <= 4
+    clock.ahead += 1200  # a few messages tell whether it is still so
+    drain.run(60, until=lambda: operations(field) > before + 4 and drain.at_rest)
+    assert operations(field) - before <= 4 + 3 * PROBE
+    field.primary.undo(hung)
+    clock.ahead += 1200
+    assert field.until_empty(drain).errors == ()
+    assert field.taken(closed) == dict.fromkeys(ids, 1)
+
+
+def test_what_is_deferred_for_an_entity_that_refuses_our_claim_is_tried_with_a_few(field: Field) -> None:
+    closed, well = field.entities(2)
+    clock = MovableClock()
+    drain = field.drain(clock=clock, ping_interval="20m", long_poll="60s")
+    hung = field.primary.hang(CLOSED, closed)
+    field.defer([wrap(message(n), closed) for n in range(2000)])
+    field.backlog_for(well, 5)
+    drain.run(60, until=lambda: bool(drain.refusing) and field.accepted(well) == 5 and drain.at_rest)
+    for _ in range(2):
+        drain.run(0.5)
+    before = operations(field)
+    for _ in range(4):
+        drain.run(0.5)
+    assert operations(field) == before
+    clock.ahead += 1200
+    drain.run(60, until=lambda: operations(field) > before and drain.at_rest)
+    # A page or two of peeks and the few that tell, rather than all that is there.
+    assert operations(field) - before <= 3 * PROBE
+    assert field.in_backlog()["deferred"] == 2000
+    field.primary.undo(hung)
+    clock.ahead += 1200
+    field.until_empty(drain)
+    assert field.taken(closed) == {f"m{n}": 1 for n in range(2000)}
+
+
 def test_a_throttled_entity_slows_the_drain_and_nothing_is_deferred(field: Field) -> None:
     busy, well = field.entities(2)
     drain = field.drain(failover_interval="0s")
@@ -102,15 +156,28 @@ def test_a_throttled_entity_slows_the_drain_and_nothing_is_deferred(field: Field
 def test_the_primary_goes_down_again_in_the_middle_of_a_drain(field: Field) -> None:
     entities = field.entities(2)
     drain = field.drain(failover_interval="1s", ping_interval="1s", max_rate=2000)
-    ids = {entity: field.backlog_for(entity, 2000) for entity in entities}
-    drain.run(60, until=lambda: field.accepted(entities[0]) > 300)
-    field.primary.stop()
-    drain.run(60, until=lambda: any(health(drain.factory, entity) is Health.FAILED_OVER for entity in entities))
+    ids = {entity: field.backlog_for(entity, 4000) for entity in entities}
+    stopped = threading.Event()
+
+    def down() -> bool:
+        if not stopped.is_set() and field.accepted(entities[0]) > 300:
+            field.primary.stop()
+            stopped.set()
+        return stopped.is_set() and all(health(drain.factory, e) is Health.FAILED_OVER for e in entities)
+
+    drain.run(60, until=down)
+    assert all(health(drain.factory, entity) is Health.FAILED_OVER for entity in entities)
+    assert sum(field.in_backlog().values()) > 1000  # in the middle
+    before = operations(field)
+    drain.run(4)
+    # A look at the backlog in each ping interval; the pings do not get through. Room for a machine that is late.
+    assert operations(field) - before <= 4 * 3
+    assert field.in_backlog()["locked"] == 0
     field.primary.start()
     field.until_empty(drain)
     for entity in entities:
-        taken = field.taken(entity)
-        assert set(taken) == set(ids[entity])
+        assert set(field.taken(entity)) == set(ids[entity])
+    assert not field.dead_letters()
 
 
 def test_the_secondary_goes_away_and_comes_back_and_that_is_no_fault(field: Field) -> None:
@@ -131,7 +198,6 @@ def test_two_drains_share_a_backlog_with_deferred_messages(field: Field) -> None
     hung = field.primary.hang(Refuse(), dead)
     ids = field.backlog_for(dead, 1500)
     field.backlog_for(well, 500)
-    import threading
 
     def both(until: object, within: float) -> None:
         other = threading.Thread(target=two.run, args=(within, until))

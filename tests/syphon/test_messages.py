@@ -112,21 +112,34 @@ def test_time_in_the_backlog_is_deducted_and_what_has_none_left_is_dead_lettered
 
 
 def test_a_backlog_of_the_old_net_sdk_is_drained(field: Field) -> None:
-    # Made by hand after Microsoft's page on AMQP and the .NET SDK, whose table of types maps TimeSpan to a described
-    # type, com.microsoft:timespan over a long of ticks; the names of the properties are those of DESIGN's section 6.
-    entity = field.entity(requires_session=True)
+    # Made by hand. Names of the properties and what they hold:
+    #   https://learn.microsoft.com/azure/service-bus-messaging/service-bus-paired-namespaces
+    # (it misprints the last one; this is the name that WindowsAzure.ServiceBus has for it, Microsoft.ServiceBus.dll).
+    # A TimeSpan is the described type com.microsoft:timespan over a long of ticks, a DateTime a timestamp:
+    #   https://learn.microsoft.com/azure/service-bus-messaging/service-bus-amqp-dotnet
+    entity = field.entity()
+    later = field.entity(requires_session=True)
     drain = field.drain()
     aliases = {
-        "x-ms-path": entity,
         "x-ms-sessionid": "s1",
         "x-ms-timetolive": Described(Symbol("com.microsoft:timespan"), Long(HOUR * 10_000)),
-        "x-ms-scheduledenqueuetimeutc": Timestamp(now_ms() + HOUR),
         "mine": Long(5),
     }
-    field.fill([foreign(aliases)])
+    ahead = Timestamp(now_ms() + HOUR)
+    past = Timestamp(now_ms() - HOUR)
+    field.fill([foreign({**aliases, "x-ms-path": entity, "x-ms-scheduledenqueuetimeutc": past})])
+    field.fill([foreign({**aliases, "x-ms-path": later, "x-ms-scheduledenqueuetimeutc": ahead})])
     report = field.until_empty(drain)
-    assert report.moved == 1
-    assert field.primary.counts(entity)["scheduled"] == 1
+    assert report.moved == 2
+    assert field.primary.counts(later)["scheduled"] == 1
+    [moved] = field.arrived(entity)
+    found = decode_message(moved)
+    assert found.ttl_ms == HOUR
+    assert found.session_id == "s1"
+    assert properties(moved) == {"mine": Long(5)}
+    assert isinstance(properties(moved)["mine"], Long)
+    assert b"x-ms-" not in moved
+    assert moved.endswith(DATA_SECTION)
 
 
 UNMOVABLE = {

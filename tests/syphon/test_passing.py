@@ -1,16 +1,14 @@
-"""A mountain of messages for a dead entity does not hold up those for a healthy one behind it.
+"""A mountain of messages for a dead entity does not hold up those for a healthy one behind it."""
 
-In full size by hand: SYPHON_DEAD=20000 SYPHON_WELL=1000 pytest tests/syphon/test_passing.py
-"""
-
-import os
 import time
 
 from spark_sb_sink.broker.faults import Refuse
+from spark_sb_sink.failover import Health
+from tests.paired.ground import health
 from tests.syphon.field import Field
 
-DEAD = int(os.environ.get("SYPHON_DEAD", "6000"))
-WELL = int(os.environ.get("SYPHON_WELL", "1000"))
+DEAD = 20_000
+WELL = 1_000
 
 
 def test_those_behind_a_dead_entity_pass_at_a_third_of_the_rate_at_least(field: Field) -> None:
@@ -29,11 +27,14 @@ def test_those_behind_a_dead_entity_pass_at_a_third_of_the_rate_at_least(field: 
 
     undisturbed = passed("a")
     field.until_empty(drain)
+    # Rates are compared, so the failover interval in which it is found dead is no part of it.
     hung = field.primary.hang(Refuse(), dead)
+    field.backlog_for(dead, 1, tag="first")
+    drain.run(60, until=lambda: health(drain.factory, dead) is Health.FAILED_OVER and drain.at_rest)
     disturbed = passed("b")
     print(f"undisturbed {undisturbed:.2f} s, behind a dead entity {disturbed:.2f} s")
-    # A dead entity is known as such after one failover interval; what is compared is the rate, so that is allowed.
-    assert disturbed <= 3 * undisturbed + 2.0
+    assert disturbed <= 3 * undisturbed
+    assert field.accepted(dead) == DEAD
     field.primary.undo(hung)
     field.until_empty(drain, within=120)
-    assert field.accepted(dead) == 2 * DEAD
+    assert field.accepted(dead) == 2 * DEAD + 1

@@ -43,7 +43,8 @@ def test_messages_are_put_aside_only_to_let_others_pass(can: Can, others: list[C
 
 @given(st.sampled_from(Health), st.integers(0, 2 * LANE_SHARE))
 def test_what_failed_over_or_refuses_us_is_down_and_what_is_healthy_never(health: Health, waiting: int) -> None:
-    assert ability(health, waiting, refused=True) is Can.NOT
+    assert ability(health, waiting, refused=True, doubtful=True) is Can.NOT
+    assert ability(health, waiting, doubtful=True) in (Can.NOT, Can.HOLD if waiting else Can.PROBE)
     found = ability(health, waiting)
     assert (found is Can.NOT) == (health is Health.FAILED_OVER or (health is Health.SUSPECT and waiting >= LANE_SHARE))
     if health is Health.HEALTHY:

@@ -9,7 +9,9 @@ import pytest
 from spark_sb_sink.broker.faults import Busy, CbsAnswer, LateVisible, Refuse
 from spark_sb_sink.errors import FaultedError, MisconfiguredSendError
 from spark_sb_sink.syphon import Drain, drain_for, until_empty
+from spark_sb_sink.syphon.queue_drain import LINGER
 from tests.conftest import await_that
+from tests.paired.ground import MovableClock
 from tests.syphon.field import Field
 
 QUEUES = 10
@@ -220,3 +222,48 @@ def test_an_entity_that_refuses_our_claim_is_reported_and_the_others_are_served(
     [error] = report.errors
     assert isinstance(error, MisconfiguredSendError)
     assert closed in str(error)
+
+
+def test_a_poll_that_no_run_follows_is_given_up_and_one_that_is_followed_in_time_goes_on(field: Field) -> None:
+    entity = field.entity()
+    clock = MovableClock()
+    drain = field.drain(clock=clock, long_poll="600s")
+    before = int(field.secondary.overview()["connections"])
+    drain.run(30, until=lambda: drain.polls == 1)
+    drain.run(0.2)
+    assert drain.polls == 1
+    clock.ahead += LINGER
+    await_that(lambda: int(field.secondary.overview()["connections"]) == before)
+    # That poll is over, and what comes now is for whoever asks for it.
+    assert int(field.secondary.counters(field.queue(0))["empty_receives"]) == 1
+    ids = field.backlog_for(entity, 20)
+    other = field.drain(long_poll="600s", failover_interval="2s")  # as in another process
+    field.until_empty(other)
+    assert field.taken(entity) == dict.fromkeys(ids, 1)
+    more = field.backlog_for(entity, 20, tag="again")
+    other.close()
+    field.until_empty(drain)
+    assert field.taken(entity) == dict.fromkeys(ids + more, 1)
+    assert drain.polls >= 2
+
+
+def test_what_a_poll_brought_before_it_is_given_up_goes_back_at_once(field: Field) -> None:
+    entity = field.entity()
+    clock = MovableClock()
+    drain = field.drain(clock=clock, long_poll="600s")
+    drain.run(30, until=lambda: drain.polls == 1)
+    ids = field.backlog_for(entity, 20)
+    await_that(lambda: field.in_backlog()["locked"] > 0)
+    clock.ahead += LINGER
+    await_that(lambda: field.in_backlog() == {"active": 20, "deferred": 0, "scheduled": 0, "locked": 0})
+    drain.run(30, until=field.empty())
+    assert field.taken(entity) == dict.fromkeys(ids, 1)
+
+
+def test_a_look_between_runs_leaves_no_link_behind(field: Field) -> None:
+    clock = MovableClock()
+    drain = field.drain(clock=clock)
+    before = int(field.secondary.overview()["connections"])
+    assert drain.look(1) == {field.queue(0): 0}
+    clock.ahead += LINGER
+    await_that(lambda: int(field.secondary.overview()["connections"]) == before)
