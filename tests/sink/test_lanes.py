@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,7 @@ def test_what_is_fed_piece_by_piece_arrives_in_its_order_and_leaves_nothing_in_f
     totals, aside = finish(lanes)
     for entity in ("orders", "bills"):
         assert ground.arrived(entity) == [f"m{number}" for number in range(100)]
-        assert totals[entity] == LaneTotals(entity, primary=100)
+        assert replace(totals[entity], primary_bytes=0) == LaneTotals(entity, primary=100)
     assert (aside, lanes.in_flight) == ([], 0)
 
 
@@ -249,7 +250,7 @@ def test_an_entity_that_refuses_us_is_not_tried_again_and_every_message_of_it_is
     assert len(tries) == before
     assert (totals["orders"].total, totals["orders"].abandoned) == (15, 15)
     assert isinstance(totals["orders"].error, MisconfiguredSendError)
-    assert totals["bills"] == LaneTotals("bills", primary=3)
+    assert replace(totals["bills"], primary_bytes=0) == LaneTotals("bills", primary=3)
     assert (aside, lanes.in_flight) == ([], 0)
 
 

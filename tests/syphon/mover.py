@@ -52,7 +52,7 @@ def doom(phase: str, rng: random.Random) -> None:
     elif phase == PHASES[1]:
         wrap(Settler, "settle", lambda _, items, outcome: outcome == COMPLETE)
     elif phase == PHASES[2]:
-        wrap(Settler, "settle", lambda _, items, outcome: outcome == DEFER and not items[0].deferred)
+        wrap(Settler, "settle", lambda _, items, outcome: outcome == DEFER and not all(i.deferred for i in items))
     elif phase == PHASES[3]:
         wrap(RawReceiver, "receive_deferred", lambda *_: True, after=True)
 

@@ -135,7 +135,7 @@ def test_a_credential_that_is_refused_ends_it_with_exit_code_1_and_says_which_si
     ground: SinkGround, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = re.sub("SharedAccessKey=[^;]+", "SharedAccessKey=d3Jvbmc=", ground.secondary.connection_string)
-    assert drain(ground, conf(ground, secondary=wrong, pairing="assume"), None, until_empty=False) == 1
+    assert drain(ground, conf(ground, secondary=wrong, pairing="assume"), None, as_json=False, until_empty=False) == 1
     told = capsys.readouterr().err
     assert "syphon.py: the syphon ended: " in told
     assert "secondary" in told.split("primary")[0]
