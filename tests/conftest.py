@@ -6,6 +6,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from delta import configure_spark_with_delta_pip
@@ -38,7 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Once for a run, before its workers start: how JVMs begin."""
     if hasattr(config, "workerinput") or jvm.OPTIONS in os.environ:
         return
-    archive = jvm.archive_in(config.cache.mkdir("jvm"))
+    cache = getattr(config, "cache", None)  # a run can go without
+    archive = None if cache is None else jvm.archive_in(cache.mkdir("jvm"))
     os.environ[jvm.OPTIONS] = jvm.options(archive)
     if archive is not None and not archive.exists() and config.getoption("numprocesses", None):
         config.stash[_making] = jvm.begin(archive)
@@ -49,6 +51,27 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if making is not None and making.poll() is None:
         os.killpg(making.pid, signal.SIGKILL)
         making.wait()
+
+
+_TOGETHER = {
+    "programs": ("test_bench.py", "demo/", "docs/", "syphon/test_applications.py", "commands/test_program.py"),
+    "sink-applications": ("sink/test_memory.py", "sink/test_kills.py", "sink/test_secrets.py", "sink/test_pipeline.py"),
+    "sink": ("sink/",),
+    "syphon-and-commands": ("",),
+}
+_PROGRAMS = next(iter(_TOGETHER))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs Spark runs in few workers: each has a JVM of its own, and two cores bear no more of them at a time.
+
+    Nearly all else waits for the SDK, which sleeps for half a second when it opens or closes a link.
+    """
+    for item in items:
+        where = item.path.relative_to(Path(__file__).parent).as_posix()
+        group = next(name for name, places in _TOGETHER.items() if where.startswith(places))
+        if group == _PROGRAMS or "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")
