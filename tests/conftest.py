@@ -62,6 +62,7 @@ _TOGETHER = {
 _PROGRAMS = next(iter(_TOGETHER))
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What needs Spark runs in few workers: each has a JVM of its own, and two cores bear no more of them at a time.
 
