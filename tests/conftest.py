@@ -62,17 +62,15 @@ _TOGETHER = {
 _PROGRAMS = next(iter(_TOGETHER))
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """What needs Spark runs in few workers: each has a JVM of its own, and two cores bear no more of them at a time.
 
     Nearly all else waits for the SDK, which sleeps for half a second when it opens or closes a link.
     """
-    for item in items:
-        where = item.path.relative_to(Path(__file__).parent).as_posix()
-        group = next(name for name, places in _TOGETHER.items() if where.startswith(places))
-        if group == _PROGRAMS or "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group(group))
+    where = item.path.relative_to(Path(__file__).parent).as_posix()
+    group = next(name for name, places in _TOGETHER.items() if where.startswith(places))
+    if group == _PROGRAMS or "spark" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")
