@@ -6,7 +6,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 from delta import configure_spark_with_delta_pip
@@ -53,24 +53,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         making.wait()
 
 
-_TOGETHER = {
-    "programs": ("test_bench.py", "demo/", "docs/", "syphon/test_applications.py", "commands/test_program.py"),
-    "sink-applications": ("sink/test_memory.py", "sink/test_kills.py", "sink/test_secrets.py", "sink/test_pipeline.py"),
-    "sink": ("sink/",),
-    "syphon-and-commands": ("",),
-}
-_PROGRAMS = next(iter(_TOGETHER))
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.scheduling import Together
 
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """What needs Spark runs in few workers: each has a JVM of its own, and two cores bear no more of them at a time.
-
-    Nearly all else waits for the SDK, which sleeps for half a second when it opens or closes a link.
-    """
-    where = item.path.relative_to(Path(__file__).parent).as_posix()
-    group = next(name for name, places in _TOGETHER.items() if where.startswith(places))
-    if group == _PROGRAMS or "spark" in getattr(item, "fixturenames", ()):
-        item.add_marker(pytest.mark.xdist_group(group))
+    return Together(config, log)
 
 
 @pytest.fixture(scope="session")
