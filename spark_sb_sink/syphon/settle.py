@@ -6,14 +6,14 @@ lock still holds; the local clock only says when to ask.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from spark_sb_sink.errors import redact
 from spark_sb_sink.syphon.receive import Intake, RefusedRequestError
 from spark_sb_sink.syphon.restore import Item
 from spark_sb_sink.syphon.shared import Shared
 from spark_sb_sink.timing import Backoff
-from spark_sb_sink.wire import COMPLETE, DEFER, RELEASE, Outcome, Settled
+from spark_sb_sink.wire import COMPLETE, DEFER, RELEASE, Outcome, Settled, SettleResult
 
 AT_ONCE = 200
 """Lock tokens in one request."""
@@ -93,7 +93,12 @@ class Settler:
         # A delivery's id is good for the receiver that brought it, and names another message on the next one.
         for receiver in dict.fromkeys(item.brought_by for item in linked):
             mine = [(item, item.delivery) for item in linked if item.brought_by is receiver and item.delivery]
-            results = await receiver.settle([delivery for _, delivery in mine], outcome) if receiver else {}
+            results: Mapping[int, SettleResult] = {}
+            try:
+                if receiver is not None:
+                    results = await receiver.settle([delivery for _, delivery in mine], outcome)
+            except Exception as error:  # noqa: BLE001 - closed meanwhile, no token to be had: by token then
+                _LOG.debug("settling over the link to %s: %s", self._intake.queue, redact(repr(error)))
             for item, delivery in mine:
                 result = results.get(delivery.delivery_id)
                 if result is None or result.settled is Settled.UNKNOWN:

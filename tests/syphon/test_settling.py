@@ -1,0 +1,58 @@
+"""Settlements: over the link that brought a message, and where that is not possible by its lock token."""
+
+from typing import Any
+
+import pytest
+
+from spark_sb_sink.errors import ClosedError
+from spark_sb_sink.syphon.restore import Item
+from spark_sb_sink.wire import COMPLETE, RawReceiver
+from tests.syphon.field import Field
+
+
+def test_what_a_link_raises_is_no_end_the_lock_token_settles_it(field: Field, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, raised = RawReceiver.settle, list[bool]()
+
+    async def fails_once(receiver: RawReceiver, *args: Any) -> Any:
+        if not raised:
+            raised.append(True)
+            raise ClosedError("The link")
+        return await plain(receiver, *args)
+
+    monkeypatch.setattr(RawReceiver, "settle", fails_once)
+    entity, drain = field.entity(), field.drain()
+    field.backlog_for(entity, 20)
+    report = field.until_empty(drain, within=20)  # a lock lasts for a minute
+    assert raised
+    assert sum(receipt.moved for receipt in report.receipts) == 20
+    assert set(field.taken(entity).values()) == {1}
+
+
+def test_a_delivery_is_settled_over_the_link_that_brought_it(field: Field) -> None:
+    """Delivery ids begin anew with each link: those of two links are the same numbers."""
+    entity, drain = field.entity(), field.drain()
+    field.backlog_for(entity, 4)
+    [queue] = drain.queues
+
+    async def settle_half_of_each() -> list[list[int]]:
+        receivers = [drain.factory.receiver(field.queue(0)) for _ in range(2)]
+        found: list[list[Item]] = []
+        for receiver in receivers:
+            await receiver.open()
+            deliveries = await receiver.receive(2, 10)
+            items = [queue.item(each.payload, each.lock_token, 0) for each in deliveries]
+            for item, delivery in zip(items, deliveries, strict=True):
+                item.delivery, item.brought_by = delivery, receiver
+            queue.settler.hold(items)
+            found.append(items)
+        await queue.settler.settle([found[0][0], found[1][1]], COMPLETE)
+        ids = [[item.delivery.delivery_id for item in items if item.delivery] for items in found]
+        for receiver in receivers:
+            await receiver.close()
+        return ids
+
+    first, second = drain.factory.run(settle_half_of_each())
+    assert first == second, "the numbers are not the same, and this shows nothing"
+    tally = field.secondary.tally(field.queue(0))
+    completed = [what.get("completed", 0) for _, what in sorted(tally.items())]
+    assert completed == [1, 0, 0, 1], tally
