@@ -27,6 +27,8 @@ from tests.paired.ground import CALM, Ground, MovableClock, health, some
 @pytest.fixture
 def ground(broker: BrokerProcess, tmp_path: Path) -> Iterator[Ground]:
     with Ground(broker, tmp_path) as ground:
+        for side in (ground.primary, ground.secondary):
+            side.cut()  # Python workers that Spark has left idle keep theirs
         await_that(lambda: ground.connections() == 0)
         yield ground
 
