@@ -63,6 +63,11 @@ class EntityState:
     reason: str = ""
     """The fault that brought it where it is."""
 
+    @property
+    def exists(self) -> bool:
+        """Whether it is known to be there, or to have been: it accepted something, or was failed over somewhere."""
+        return self.seen_healthy or self.doubted or self.health in (Health.FAILED_OVER, Health.PROBATION)
+
     def to_row(self) -> tuple[str, str, int, float | None, float | None, int, int, str]:
         """The state as values that any database holds, in the order of `COLUMNS`."""
         return (
@@ -231,6 +236,7 @@ def _failed(state: EntityState, epoch: int, reason: str, now: float, settings: F
 def _ping_succeeded(state: EntityState, epoch: int, begun_at: float, now: float, settings: FailoverSettings) -> Step:
     if epoch != state.epoch:
         return Step(state)
+    state = state if state.seen_healthy else replace(state, seen_healthy=True)
     if state.health is Health.FAILED_OVER:
         return _change(state, Health.PROBATION, "a ping was accepted", now)
     if state.doubted:
