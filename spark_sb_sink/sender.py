@@ -8,6 +8,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from spark_sb_sink.board import Board
 from spark_sb_sink.errors import AllBacklogsOutError, ClosedError, MisconfiguredSendError
@@ -90,8 +91,20 @@ class PairedSender:
 
     async def _to_primary(self, waiting: deque[Message], state: EntityState) -> None:
         """One attempt with one batch, and what follows from its outcome."""
-        doubtful = state.health is not Health.HEALTHY
-        batch, fault = await self._attempt(Side.PRIMARY, self.entity, waiting, state.seen_healthy, doubtful=doubtful)
+
+        def failed(fault: Fault) -> None:
+            if fault.kind is Kind.ENTITY_FAULT:
+                self._record(SendFailed(state.epoch, str(fault)))
+
+        batch, fault = await self._attempt(
+            Side.PRIMARY,
+            self.entity,
+            waiting,
+            state.exists,
+            doubtful=state.health is Health.SUSPECT,
+            still=lambda: self._pair.board.view(self.entity).epoch == state.epoch,
+            failed=failed,
+        )
         if fault is None:
             self._tally.primary += len(batch.messages)
             self._tally.primary_bytes += self._let_go(batch.messages)
@@ -108,7 +121,6 @@ class PairedSender:
         waiting.extendleft(reversed(batch.messages))
         match fault.kind:
             case Kind.ENTITY_FAULT:
-                self._record(SendFailed(state.epoch, str(fault)))
                 await self._pair.clock.sleep(self._pause())
             case Kind.THROTTLED:
                 self._record(SendThrottled(state.epoch))
@@ -142,7 +154,7 @@ class PairedSender:
         tried: set[int] = set()
         busy: set[int] = set()
         wait = 0.0
-        while waiting and self._tally.error is None:
+        while waiting and self._tally.error is None and route(self._pair.board.view(self.entity)) is Route.BACKLOG:
             choice = self._pair.board.choose_backlog(self.entity, tried=tried, busy=busy)
             if isinstance(choice, AllOut):
                 self._overflow(waiting, choice)
@@ -153,11 +165,22 @@ class PairedSender:
                 return
             path = f"{self._pair.backlog_path}{choice.queue}"
             # A backlog queue that is not there is one that is out, never a reason to blame the message.
-            batch, fault = await self._attempt(Side.SECONDARY, path, waiting, seen_healthy=True)
-            if fault is None:
+            batch, fault = await self._attempt(
+                Side.SECONDARY,
+                path,
+                waiting,
+                exists=True,
+                still=partial(self._is_usable, choice.queue),
+                failed=partial(self._take_out, choice.queue),
+            )
+            if fault is None and batch.messages:
                 self._tally.backlog += len(batch.messages)
                 self._let_go(batch.messages)
                 return
+            if fault is None:
+                # It failed for somebody else while this lane waited for its turn: as good as tried.
+                tried.add(choice.queue)
+                continue
             if fault.kind is Kind.BAD_MESSAGE:
                 # Too large for the backlog with the envelope on is not too large for the primary.
                 where = self._tally.overflow if fault.too_large else self._tally.rejected
@@ -166,7 +189,6 @@ class PairedSender:
             waiting.extendleft(reversed(batch.messages))
             match fault.kind:
                 case Kind.ENTITY_FAULT:
-                    self._pair.board.take_out(choice.queue, str(fault))
                     tried.add(choice.queue)
                 case Kind.THROTTLED:
                     busy.add(choice.queue)
@@ -187,32 +209,55 @@ class PairedSender:
     # Both
 
     async def _attempt(
-        self, side: Side, path: str, waiting: deque[Message], seen_healthy: bool, *, doubtful: bool = False
+        self,
+        side: Side,
+        path: str,
+        waiting: deque[Message],
+        exists: bool,
+        *,
+        doubtful: bool = False,
+        still: Callable[[], bool],
+        failed: Callable[[Fault], None],
     ) -> tuple[Batch, Fault | None]:
-        """Take one batch off what waits and send it. The batch comes back with the fault, if there was one."""
+        """Take one batch off what waits and send it. The batch comes back with the fault, if there was one.
+
+        An empty one without a fault: nothing was tried, as `still` said no when the link was to be had at last.
+        `failed` hears of a fault before the next in line has its turn, so that not each has to find out by itself.
+        """
         batch = Batch()
         phase, idle, link = Phase.OPEN, 0.0, None
-        try:
-            async with self._pair.links.use(side, path, doubtful=doubtful) as lent:
+        async with self._pair.links.turn(side, path) as turn:
+            try:
+                lent = await turn.link(doubtful=doubtful, still=still)
+                if lent is None:
+                    return batch, None
                 link = lent.link
-                batch = self._filler.fill(waiting, lent.link.limits, wrapped=side is Side.SECONDARY)
+                batch = self._filler.fill(waiting, link.limits, wrapped=side is Side.SECONDARY)
                 if not batch.messages:
                     return batch, None
                 phase, idle = Phase.SEND, lent.idle
                 self._tally.transfers += 1
-                await lent.link.send(batch.payload(), batch=len(batch.messages) > 1)
-        except ClosedError:
-            waiting.extendleft(reversed(batch.messages))
-            raise
-        except Exception as error:  # noqa: BLE001 - every failure is sorted, none is lost
-            fault = sort(symptom_of(error, during=phase, link_idle=idle, seen_healthy=seen_healthy))
-            if link is not None and fault.kind not in (Kind.THROTTLED, Kind.BAD_MESSAGE):
-                await self._pair.links.discard(side, path, link)
-            if not batch.messages:
-                # The link did not open, so nothing was taken; for what is said of all of them, all are taken now.
-                batch = self._filler.all_of(waiting) if fault.kind is Kind.BAD_MESSAGE else batch
-            return batch, fault
+                await link.send(batch.payload(), batch=len(batch.messages) > 1)
+            except ClosedError:
+                waiting.extendleft(reversed(batch.messages))
+                raise
+            except Exception as error:  # noqa: BLE001 - every failure is sorted, none is lost
+                fault = sort(symptom_of(error, during=phase, link_idle=idle, seen_healthy=exists))
+                failed(fault)
+                if link is not None and fault.kind not in (Kind.THROTTLED, Kind.BAD_MESSAGE):
+                    await self._pair.links.discard(side, path, link)
+                if not batch.messages:
+                    # The link did not open, so nothing was taken; for what is said of all of them, all are taken now.
+                    batch = self._filler.all_of(waiting) if fault.kind is Kind.BAD_MESSAGE else batch
+                return batch, fault
         return batch, None
+
+    def _is_usable(self, queue: int) -> bool:
+        return not self._pair.board.is_out(queue)
+
+    def _take_out(self, queue: int, fault: Fault) -> None:
+        if fault.kind is Kind.ENTITY_FAULT:
+            self._pair.board.take_out(queue, str(fault))
 
     def _record(self, event: Event) -> None:
         change = self._pair.board.record(self.entity, event)
