@@ -312,6 +312,10 @@ class IncompatibleSdkError(SparkSbSinkError):
         )
 
 
+NO_OUTCOME = (ClosedError, BoardError, IncompatibleSdkError)
+"""What says nothing of the entity that was sent to: it is raised, and sorted as no fault."""
+
+
 def _sentence(detail: str) -> str:
     """A detail from outside, ended so that our own text can go on."""
     detail = " ".join(detail.split()) or "no reason was given"

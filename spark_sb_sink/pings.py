@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from spark_sb_sink.amqp import encode_message
 from spark_sb_sink.board import Board
-from spark_sb_sink.errors import ClosedError, redact
+from spark_sb_sink.errors import NO_OUTCOME, redact
 from spark_sb_sink.failover import StateChange
 from spark_sb_sink.faults import Kind, Phase, sort, symptom_of
 from spark_sb_sink.links import Links
@@ -64,7 +64,7 @@ class Pinger:
         try:
             async with asyncio.timeout(self.deadline):
                 await self._once(entity)
-        except ClosedError:
+        except NO_OUTCOME:
             raise  # says nothing of the entity
         except Exception as error:  # noqa: BLE001 - every failure is sorted, none is lost
             fault = sort(symptom_of(error, during=Phase.SEND))

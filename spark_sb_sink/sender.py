@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from spark_sb_sink.board import Board
-from spark_sb_sink.errors import AllBacklogsOutError, ClosedError, MisconfiguredSendError
+from spark_sb_sink.errors import NO_OUTCOME, AllBacklogsOutError, MisconfiguredSendError
 from spark_sb_sink.failover import EntityState, Event, Health, Route, SendFailed, SendSucceeded, SendThrottled, route
 from spark_sb_sink.faults import Fault, Kind, Phase, sort, symptom_of
 from spark_sb_sink.filling import Batch, Filler, Message
@@ -238,7 +238,7 @@ class PairedSender:
                 phase, idle = Phase.SEND, lent.idle
                 self._tally.transfers += 1
                 await link.send(batch.payload(), batch=len(batch.messages) > 1)
-            except ClosedError:
+            except NO_OUTCOME:
                 waiting.extendleft(reversed(batch.messages))
                 raise
             except Exception as error:  # noqa: BLE001 - every failure is sorted, none is lost

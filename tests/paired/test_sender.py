@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from spark_sb_sink.amqp import Long, encode_message
 from spark_sb_sink.envelope import restore
+from spark_sb_sink.errors import ClosedError, IncompatibleSdkError
 from spark_sb_sink.failover import Health, PingSucceeded, SendFailed, SendSucceeded
 from spark_sb_sink.reports import EntityReport
 from spark_sb_sink.timing import MonotonicClock
@@ -547,7 +548,7 @@ async def test_failing_entities_that_outnumber_the_links_leave_the_healthy_one_i
             return await super().open(side, path)
 
     slow = Slow()
-    rig = Rig(tmp_path, slow, links=4)
+    rig = Rig(tmp_path, slow, links=4, clock=MonotonicClock())
     for number in range(12):
         rig.board.record(f"dead-{number}", SendFailed(0, "gone"))
     failing = [asyncio.create_task(rig.send(messages(1), f"dead-{number}")) for number in range(12)]
@@ -685,3 +686,15 @@ async def test_an_entity_that_took_a_ping_and_is_gone_then_is_out(tmp_path: Path
     rig.fail_primary(MessagingEntityNotFoundError)
     report = await rig.send(messages(3))
     assert (report.backlog, report.rejected) == (3, ())
+
+
+@pytest.mark.parametrize("error", [IncompatibleSdkError(found="8", works="7", missing="it"), ClosedError("It")])
+async def test_what_says_nothing_of_the_entity_is_raised_and_diverts_nobody(tmp_path: Path, error: Exception) -> None:
+    rig = Rig(tmp_path, interval=0.0)
+    rig.memory.fail = lambda what, side, path: (_ for _ in ()).throw(error)
+    with pytest.raises(type(error)):
+        await rig.send(messages(1))
+    rig.board.hint("orders")
+    with pytest.raises(type(error)):
+        await rig.pinger.ping("orders")
+    assert rig.board.view("orders").health is Health.HEALTHY
