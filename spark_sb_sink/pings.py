@@ -20,6 +20,7 @@ from spark_sb_sink.links import Links
 from spark_sb_sink.options import Ping
 from spark_sb_sink.timing import Clock
 from spark_sb_sink.transport import Side, Transport
+from spark_sb_sink.wire.deadline import Deadline
 
 CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
 TTL_MS = 1000
@@ -62,7 +63,7 @@ class Pinger:
         if lease is None:
             return False
         try:
-            async with asyncio.timeout(self.deadline):
+            async with Deadline(self.deadline):
                 await self._once(entity)
         except NO_OUTCOME:
             raise  # says nothing of the entity
