@@ -182,9 +182,8 @@ class PairedSender:
                 tried.add(choice.queue)
                 continue
             if fault.kind is Kind.BAD_MESSAGE:
-                # Too large for the backlog with the envelope on is not too large for the primary.
-                where = self._tally.overflow if fault.too_large else self._tally.rejected
-                self._single_out(batch, fault, waiting, where)
+                # Its own entity has not judged it: what a backlog queue refuses, for its size say, may be good there.
+                self._single_out(batch, fault, waiting, self._tally.overflow)
                 return
             waiting.extendleft(reversed(batch.messages))
             match fault.kind:

@@ -257,7 +257,8 @@ async def test_a_bad_message_empties_no_rotation(tmp_path: Path) -> None:
     rig.memory.refuse = lambda m: rejection(b"amqp:not-allowed") if ids([m]) == [bad] else None
     report = await rig.send(sent)
     assert report.backlog == 19
-    assert [one.position for one in report.rejected] == [7]
+    assert [one.position for one in report.overflow] == [7], "its own entity has not judged it"
+    assert report.rejected == ()
     assert not any(queue.is_out(rig.clock.now()) for queue in rig.board.snapshot().queues)
 
 
