@@ -104,6 +104,41 @@ def test_missing_queues_and_entities_are_told(conf_file: ConfFile) -> None:
     assert assumed["backlog queues"]["verdict"] == "fail"
 
 
+def test_each_backlog_queue_is_tried_also_where_nobody_may_look_at_them(
+    servicebus: ServiceBusPair, conf_file: ConfFile
+) -> None:
+    path = f"{servicebus.name}/x-servicebus-transfer/"
+    servicebus.secondary.create_queue(f"{path}0", max_message_kb=256)
+    weak = servicebus.secondary.add_policy(f"sl-{servicebus.name}", ["Send", "Listen"])
+    secondary = {"connection_string": weak, "ca_file": servicebus.secondary.ca_file}
+    file = conf_file(secondary=secondary, pairing="assume")
+    done, found = doctor(file)
+    assert done.code == 1
+    assert found["backlog queues"]["verdict"] == "fail"
+    assert f"{path}1 is missing" in found["backlog queues"]["found"]
+    assert found["Send on backlog"]["found"] == f"not known while there is no {path}1"
+    servicebus.secondary.create_queue(f"{path}1")
+    done, found = doctor(file)
+    assert {found[check]["verdict"] for check in ("backlog queues", "Send on backlog", "Listen on backlog")} == {"ok"}
+    servicebus.secondary.disable(f"{path}1")
+    _, found = doctor(file)
+    assert found["Send on backlog"]["found"] == f"{path}1 in {servicebus.secondary.endpoint}: disabled"
+    assert found["Send on backlog"]["cure"] == found["Listen on backlog"]["cure"] == "enable it"
+    assert "secondary" not in found, "it does answer"
+    _, found = doctor(conf_file())
+    assert (found["backlog queues"]["verdict"], "enable" in found["backlog queues"]["cure"]) == ("fail", True)
+
+
+def test_an_entity_that_is_disabled_is_to_be_enabled(servicebus: ServiceBusPair, conf_file: ConfFile) -> None:
+    servicebus.primary.create_queue("off")
+    servicebus.primary.disable("off")
+    done, found = doctor(conf_file(), "--entity", "off")
+    assert (done.code, found["Send on off"]["verdict"]) == (1, "fail")
+    assert "is disabled" in found["Send on off"]["found"]
+    assert found["Send on off"]["cure"].startswith("enable it")
+    assert "primary" not in found
+
+
 def test_claims_that_are_missing_are_named(servicebus: ServiceBusPair, conf_file: ConfFile) -> None:
     servicebus.primary.create_queue("orders")
     assert run("pair", "--conf-file", conf_file()).code == 0
