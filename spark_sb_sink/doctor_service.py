@@ -1,6 +1,6 @@
 """The doctor at the service: does the primary take who we are, and do clocks and limits fit.
 
-Of the backlog knows `doctor_backlog`. Sends nothing and makes nothing: links are attached and detached. Every call has a deadline.
+Sends nothing and makes nothing: links are attached and detached. Every call has a deadline. Knows no backlog.
 """
 
 import asyncio
@@ -81,8 +81,17 @@ async def primary(options: Options, entities: Sequence[str]) -> tuple[list[Findi
 def limits(options: Options, home: Seen, away: Seen) -> Finding:
     """Whether the backlog takes what the primary takes."""
     check, room = "limits", f"{options.backlog_queue_count} backlog queues hold {options.backlog_queue_count * 5} GB"
+    unknown = [
+        told
+        for seen, told in (
+            (home, f"the primary ({options.primary.host})"),
+            (away, f"the backlog ({options.secondary.host})"),
+        )
+        if seen.largest is None
+    ]
     if home.largest is None or away.largest is None:
-        return ok(check, f"{room}; message sizes are known once a link to each side is attached")
+        found = f"{room}; how large a message may be is not known of {' and '.join(unknown)}"
+        return warn(check, found, "attach a link to each side: name an entity with --entity, make the backlog queues")
     if away.largest < home.largest:
         where = "goes to overflow" if options.state is not None else "fails the batch, as the option state is not set"
         return warn(

@@ -3,9 +3,11 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 
 from spark_sb_sink import doctor_machine, doctor_service
@@ -177,6 +179,8 @@ def test_a_namespace_that_is_out_is_one_failed_line(servicebus: ServiceBusPair, 
     assert "cannot be reached" in found["primary"]["found"]
     assert "firewall" in found["primary"]["cure"]
     assert found["clock against primary"]["verdict"] == "warn"
+    assert "network" in found["duplicate detection"]["cure"]
+    assert "ask who manages" not in found["duplicate detection"]["cure"]
     assert found["clock against secondary"]["verdict"] == "ok"
 
 
@@ -222,13 +226,15 @@ class TestMachine:
         ("changed", "check", "verdict"),
         [
             ({"pyspark": None}, "Spark", Verdict.FAIL),
-            ({"pyspark": "3.5.1"}, "Spark", Verdict.FAIL),
+            ({"pyspark": "3.5.1"}, "Spark", Verdict.WARN),
             ({"pyspark": "4.0.1"}, "Spark", Verdict.WARN),
             ({"delta-spark": None}, "Delta", Verdict.FAIL),
             ({"delta-spark": "4.4.1"}, "Delta", Verdict.WARN),
             ({"delta-spark": "4.0.0"}, "Delta", Verdict.WARN),
+            ({"delta-spark": doctor_machine.UNTOLD}, "Delta", Verdict.WARN),
             ({"pandas": "3.0.0"}, "pandas", Verdict.FAIL),
             ({"pyarrow": "17.0.0"}, "pyarrow", Verdict.FAIL),
+            ({"pyarrow": "12.0.0", "pyspark": "3.5.1"}, "pyarrow", Verdict.WARN),
             ({"pyarrow": None}, "pyarrow", Verdict.FAIL),
         ],
     )
@@ -239,6 +245,24 @@ class TestMachine:
 
     def test_without_state_delta_is_not_missed(self) -> None:
         assert self.verdicts({"delta-spark": None}, delta_needed=False)["Delta"].verdict is Verdict.OK
+
+    def test_an_old_spark_is_told_what_it_cannot_do(self) -> None:
+        found = self.verdicts({"pyspark": "3.5.1"})["Spark"]
+        assert 'cannot have format("servicebus")' in found.found
+        assert "foreachBatch may work" in found.cure
+
+    def test_what_a_platform_brings_without_metadata_of_pip_is_there(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        def unknown(name: str) -> str:
+            raise PackageNotFoundError(name)
+
+        monkeypatch.setattr(doctor_machine, "version", unknown)
+        found = doctor_machine.installed()
+        assert found == {"pyspark": pyspark.__version__, "delta-spark": doctor_machine.UNTOLD}
+        assert doctor_machine.jars(found, [tmp_path], delta_needed=True).verdict is Verdict.WARN
+        monkeypatch.setattr(doctor_machine, "find_spec", lambda name: None)
+        assert doctor_machine.installed() == {}
 
     def test_jars_are_found_where_spark_keeps_them(self, tmp_path: Path) -> None:
         def look(**changed: bool) -> Verdict:
@@ -264,7 +288,23 @@ def test_a_backlog_that_takes_smaller_messages_is_a_warning(servicebus: ServiceB
     assert found.verdict is Verdict.WARN
     assert "256KiB" in found.found
     assert doctor_service.limits(options, Seen(2**18), Seen(2**20)).verdict is Verdict.OK
-    assert doctor_service.limits(options, Seen(), Seen()).verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("home", "away", "unknown"),
+    [
+        (Seen(), Seen(), ["the primary", "the backlog"]),
+        (Seen(2**18), Seen(), ["the backlog"]),
+        (Seen(), Seen(2**18), ["the primary"]),
+    ],
+)
+def test_a_limit_that_is_not_known_is_no_limit_that_fits(
+    servicebus: ServiceBusPair, home: Seen, away: Seen, unknown: list[str]
+) -> None:
+    found = doctor_service.limits(Options.from_dict(servicebus.options()), home, away)
+    assert found.verdict is Verdict.WARN
+    assert [side for side in ("the primary", "the backlog") if side in found.found] == unknown
+    assert "--entity" in found.cure
 
 
 async def test_the_backlog_is_held_against_the_largest_of_the_entities(servicebus: ServiceBusPair, name: str) -> None:
