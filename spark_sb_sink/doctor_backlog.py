@@ -4,7 +4,7 @@ Looks by administration where the claim allows it, and by a link to each queue i
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from azure.servicebus.aio import ServiceBusClient
@@ -21,8 +21,6 @@ from spark_sb_sink.wire import RawReceiver, RawSender
 
 AT_ONCE = 8
 """Queues that are tried side by side; each takes a connection or two."""
-SHOWN = 3
-"""Queues that are named in one line; the rest are counted."""
 QUEUES = "backlog queues"
 CLAIMS = {"Send": "takes us", "Listen": "lets the syphon receive"}
 
@@ -86,7 +84,7 @@ async def _looked(options: Options) -> Finding | None:
         return warn(QUEUES, found, "spark-sb-sink pair makes them, or else the first start does")
     disabled = [each for each in paired.differing if each.property == "status"]
     if disabled:
-        found = f"{_named([each.queue for each in disabled])} in {host}: status {disabled[0].got}"
+        found = f"{backlog_queues.some([each.queue for each in disabled])} in {host}: status {disabled[0].got}"
         return fail(QUEUES, found, "enable them: what is not Active takes no messages, or gives none")
     if paired.differing:
         cure = "spark-sb-sink pair --dry-run lists it; they are used as they are"
@@ -152,7 +150,7 @@ def _told(options: Options, claim: str, tried: Sequence[Tried]) -> Iterator[Find
     if not wrong and tried:
         yield ok(check, f"{host} {CLAIMS[claim]}")
     for cause, found in wrong.items():
-        which, told = _named([each.queue for each, _ in found]), found[0][1].told
+        which, told = backlog_queues.some([each.queue for each, _ in found]), found[0][1].told
         if cause == "missing":  # whether that is bad is said of the queues
             yield warn(check, f"not known while there is no {which}", "make the queues, and look again")
         elif cause == "disabled":
@@ -188,11 +186,4 @@ def _names(options: Options) -> tuple[str, ...]:
 
 def _is_missing(missing: Sequence[str], options: Options) -> str:
     verb = "is" if len(missing) == 1 else "are"
-    return f"{_named(missing)} {verb} missing in {options.secondary.host}"
-
-
-def _named(queues: Iterable[str]) -> str:
-    """The first few, and how many more."""
-    names = list(queues)
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    return f"{backlog_queues.some(missing)} {verb} missing in {options.secondary.host}"
