@@ -17,6 +17,7 @@ import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import MessagingEntityNotFoundError
 
+from spark_sb_sink import __version__
 from spark_sb_sink.broker import BrokerProcess, ControlError
 from tests.commands.support import run as in_process
 from tests.commands.support import sentence, toml
@@ -255,6 +256,11 @@ def test_ctrl_c_ends_a_look_at_a_silent_namespace_at_once_and_without_a_word(com
                 process.kill()
             connection.close()
     assert (process.returncode, out, err) == (130, "", "")
+
+
+def test_its_version_is_one_line() -> None:
+    done = in_process("--version")
+    assert (done.code, done.out, done.err) == (0, f"spark-sb-sink {__version__}\n", "")
 
 
 def test_a_command_without_arguments_shows_its_help() -> None:

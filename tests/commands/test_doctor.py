@@ -185,12 +185,16 @@ def test_a_namespace_that_is_out_is_one_failed_line(servicebus: ServiceBusPair, 
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_a_person_sees_lines_that_fit(conf_file: ConfFile, columns: int) -> None:
+def test_a_person_sees_lines_that_fit(
+    servicebus: ServiceBusPair, conf_file: ConfFile, columns: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    servicebus.secondary.create_queue(f"{servicebus.name}/x-servicebus-transfer/0")  # unlike one that we make
     done = run("doctor", "--conf-file", conf_file(), columns=columns)
     assert done.code == 0, "the first start makes what is missing"
     assert max(map(len, done.out.splitlines())) <= columns
     assert "→ spark-sb-sink pair makes" in done.out
     assert " failed, " in done.out.splitlines()[-1]
+    assert caplog.records == [], "what pairing would log is in the table"
 
 
 class TestClock:
