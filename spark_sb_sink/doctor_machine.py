@@ -19,7 +19,7 @@ DELTA = "4.4.0"
 FORMAT_SINCE = (4, 1)
 """The Spark that the data source of `format("servicebus")` takes."""
 UNTOLD = "of a version that is not known"
-_INSTALL = "pip install 'spark-sb-sink[spark]'"
+_INSTALL = "from a clone of the project: pip install '.[spark]'"
 _PACKAGES = ("azure-servicebus", "pyspark", "delta-spark", "pandas", "pyarrow")
 
 
