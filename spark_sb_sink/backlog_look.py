@@ -175,7 +175,7 @@ async def _peeked(
         return queues
     client = access.service_bus_client()
     turns = asyncio.Semaphore(AT_ONCE)
-    unseen: list[tuple[str, Fault]] = []
+    unseen: dict[str, Fault] = {}
     silent: list[Fault] = []
     answered = False
 
@@ -187,7 +187,7 @@ async def _peeked(
             return replace(queue, deferred=0)
         async with turns:
             if silent and not answered:  # a namespace that is out is not waited for queue by queue
-                unseen.append((queue.name, silent[0]))
+                unseen[queue.name] = silent[0]
                 return queue
             try:
                 found = await _peek(options, client, queue, peek_to)
@@ -204,7 +204,7 @@ async def _peeked(
         if fault.reason == "disabled":
             answered = True
             return queue if queue.status else replace(queue, status=DISABLED)
-        unseen.append((queue.name, fault))
+        unseen[queue.name] = fault
         if fault.kind is Kind.ENTITY_FAULT:
             silent.append(fault)
         return queue
@@ -215,7 +215,7 @@ async def _peeked(
         with contextlib.suppress(Exception):
             async with asyncio.timeout(CLOSE_WITHIN):
                 await client.close()
-    notes += _not_peeked(options, unseen)
+    notes += _not_peeked(options, [(queue.name, unseen[queue.name]) for queue in queues if queue.name in unseen])
     return seen
 
 
