@@ -91,10 +91,10 @@ class SparkSbSinkError(Exception):
 
 
 class OptionError(SparkSbSinkError, ValueError):
-    """One sentence for each option that is wrong: the key, what it got, what it takes."""
+    """All options that are wrong, in one line: of each the key, what it got, what it takes."""
 
     def __init__(self, *problems: str) -> None:
-        super().__init__("\n".join(problems))
+        super().__init__("; ".join([*(problem.rstrip(".") for problem in problems[:-1]), *problems[-1:]]))
         self.problems: tuple[str, ...] = tuple(redact(problem) for problem in problems)
 
 

@@ -90,7 +90,7 @@ def test_option_errors_are_value_errors_and_list_one_sentence_for_each_problem()
     error = OptionError("a got 1.", "b got 2.")
     assert isinstance(error, ValueError)
     assert error.problems == ("a got 1.", "b got 2.")
-    assert str(error) == "a got 1.\nb got 2."
+    assert str(error) == "a got 1; b got 2."
 
 
 @pytest.mark.parametrize("error", [e for e in EXAMPLES if isinstance(e, PairingError)], ids=lambda e: type(e).__name__)
