@@ -7,18 +7,20 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_sb_sink.broker import BrokerProcess
 from spark_sb_sink.broker.faults import CbsAnswer, LateVisible, Refuse, Reject
-from spark_sb_sink.delta_state import DeltaState
+from spark_sb_sink.delta_state import TRANSFERS, DeltaState
 from spark_sb_sink.errors import ClosedError, OptionError, OverflowLeftError, UnsupportedSparkError
-from spark_sb_sink.events import SyphonTurn, Warned
+from spark_sb_sink.events import RouteCounts, SyphonTurn, Warned
 from spark_sb_sink.lanes import Table
 from spark_sb_sink.options import Options
 from spark_sb_sink.sender import PairedSender
@@ -27,6 +29,9 @@ from spark_sb_sink.syphon.beside import SyphonBeside
 from spark_sb_sink.syphon.lease import FOR_SECONDS, MARGIN, RENEW_AFTER, ConflictError, Lease
 from spark_sb_sink.syphon.overflow_drain import OverflowDrain, OverflowSent
 from spark_sb_sink.syphon.query import RunningSyphon, Syphon
+from spark_sb_sink.syphon.receipts import Ledger
+from spark_sb_sink.syphon.transfers import of_overflow, of_turn
+from spark_sb_sink.syphon.transfers import rows as transfer_rows
 from spark_sb_sink.syphon.turn import Patience, TurnReport, left_of, split
 from tests.commands.tables import Tables
 from tests.commands.tables import message as stored_message
@@ -79,7 +84,7 @@ def test_overflow_comes_home_too_and_delta_tells_of_every_transfer(ground: SinkG
     told = sink.write(df)
     assert sum(view.counts.overflow for view in told.entities) == len(everything.rows)
 
-    # While nobody takes anything, the overflow's task waits, and leaves the other of two slots to turns and looks.
+    # While nobody takes anything, it is left, and the other of two slots is there for turns and looks.
     none = syphon(ground, state=state, failover_interval="0s", ping_interval="30m")
     drained = none.drain_until_empty(ground.spark, within=6)
     assert (drained.empty, drained.overflow_empty) == (False, False)
@@ -89,6 +94,11 @@ def test_overflow_comes_home_too_and_delta_tells_of_every_transfer(ground: SinkG
     ground.primary.undo()
     for number in range(2):
         ground.secondary.enable(ground.queue(number))
+    with (
+        ServiceBusClient.from_connection_string(ground.secondary.connection_string) as client,
+        client.get_queue_sender(ground.queue(1)) as sender,
+    ):
+        sender.send_messages(ServiceBusMessage("it never was in an envelope"))
     drained = syphon(ground, state=state).drain_until_empty(ground.spark, within=180)
     assert drained.empty
     assert drained.overflow_empty
@@ -103,7 +113,9 @@ def test_overflow_comes_home_too_and_delta_tells_of_every_transfer(ground: SinkG
     assert Counter({(row.queue, row.entity): row.moved for row in rows if row.batch_id == -1}) == Counter(
         {("overflow", name): count for name, count in Counter(row["entity"] for row in everything.rows).items()}
     )
-    turns = [row for row in rows if row.batch_id >= 0]
+    [nowhere] = [row for row in rows if not row.entity]
+    assert (nowhere.queue, nowhere.dead_lettered, nowhere.moved) == (ground.queue(1), 1, 0)
+    turns = [row for row in rows if row.batch_id >= 0 and row.entity]
     assert {row.entity for row in turns} == {diverted}
     assert {row.queue for row in turns} <= {ground.queue(number) for number in range(2)}
     assert sum(row.moved for row in turns) == 10
@@ -412,6 +424,32 @@ def test_two_that_ask_for_the_lease_at_once_do_not_both_get_it(ground: SinkGroun
     for thread in threads:
         thread.join(120)
     assert sum(found) == 1
+
+
+def test_each_count_of_a_turn_and_of_the_overflow_has_its_column(ground: SinkGround) -> None:
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    ledger = Ledger()
+    counted = {"moved": 1, "deferred": 2, "dead_lettered": 3, "lost_locks": 4, "unconfirmed": 5}
+    for what, count in counted.items():
+        for number in range(count):
+            ledger.note("b/3", "orders", what, 1000 * (9 - number), 77)
+    overflow = OverflowSent(
+        21, (RouteCounts("bills", 6, 7, 0, 8), RouteCounts("left", 0, 0, 9)), {"bills": 9000}, {"bills": 10}
+    )
+    state = DeltaState(ground.spark, str(ground.folder / "state"))
+    turn, sent = of_turn(ledger.take().receipts), of_overflow(overflow)
+    state.note_transfers([*transfer_rows(at, "one", 11, turn), *transfer_rows(at, "two", -1, sent)])
+    turned, drained = (row.asDict() for row in state.read(TRANSFERS).orderBy("syphon").collect())
+    assert turned == {
+        **{"at": turned["at"], "syphon": "one", "batch_id": 11, "queue": "b/3", "entity": "orders", **counted},
+        **{"oldest": datetime.fromtimestamp(5), "bytes": 77},
+    }
+    assert drained == {
+        **{"at": turned["at"], "syphon": "two", "batch_id": -1, "queue": "overflow", "entity": "bills", "moved": 6},
+        **{"deferred": 7, "dead_lettered": 8, "lost_locks": 0, "unconfirmed": 0},
+        **{"oldest": datetime.fromtimestamp(9), "bytes": 10},
+    }
+    assert turned["at"] == at.astimezone().replace(tzinfo=None)
 
 
 def test_queues_are_dealt_to_tasks_and_none_is_left_out() -> None:
