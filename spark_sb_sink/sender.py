@@ -47,11 +47,16 @@ class PairedSender:
         *,
         partitioned: bool = False,
         left: Callable[[int], None] = lambda size: None,
+        missing_is_down: bool = False,
     ) -> None:
-        """`left` is told the size of each message that needs no memory any more."""
+        """`left` is told the size of each message that needs no memory any more.
+
+        `missing_is_down`: an entity that is not there is down, also where nobody remembers that it ever was.
+        """
         self.entity = entity
         self._pair = pair
         self._left = left
+        self._missing_is_down = missing_is_down
         self._tally = Tally(entity)
         self._filler = Filler(entity, self._tally, partitioned=partitioned, left=left)
         self._backoff = self._new_backoff()
@@ -71,6 +76,7 @@ class PairedSender:
             before = len(waiting)
             if self._tally.error is not None:
                 self._tally.abandoned += len(waiting)
+                self._tally.untried += [message for _, message in waiting]
                 self._let_go(waiting)
                 return
             state = self._pair.board.view(self.entity)
@@ -91,7 +97,8 @@ class PairedSender:
     async def _to_primary(self, waiting: deque[Message], state: EntityState) -> None:
         """One attempt with one batch, and what follows from its outcome."""
         doubtful = state.health is not Health.HEALTHY
-        batch, fault = await self._attempt(Side.PRIMARY, self.entity, waiting, state.seen_healthy, doubtful=doubtful)
+        exists = state.seen_healthy or self._missing_is_down
+        batch, fault = await self._attempt(Side.PRIMARY, self.entity, waiting, exists, doubtful=doubtful)
         if fault is None:
             self._tally.primary += len(batch.messages)
             self._tally.primary_bytes += self._let_go(batch.messages)
