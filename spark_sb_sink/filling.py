@@ -83,7 +83,7 @@ class Filler:
         pieces = [prefix]
         count, most = 0, self._most
         coming = iter(waiting)
-        typical = len(waiting[0][1])
+        typical = max(1, len(waiting[0][1]))  # one that had nothing but its path in the backlog is empty
         while room > 0 and (wire := [message for _, message in islice(coming, min(most - count, 1 + room // typical))]):
             heads = [DATA_HEADS[size] if size < FEW else data_head(size) for size in map(len, wire)]
             if max(map(len, wire)) > limits.max_message_size:
