@@ -36,7 +36,7 @@ QUICK = (Size(200, 2_000, 200),)
 
 def cases(quick: bool) -> list[tuple[Size, int]]:
     """Size and number of entities."""
-    return list(product(QUICK, (1, 3)) if quick else product(FULL, (1, 20)))
+    return list(product(QUICK, (1, 2)) if quick else product(FULL, (1, 20)))
 
 
 @dataclass
