@@ -48,7 +48,8 @@ def timed(work: Callable[[DataFrame], object], df: DataFrame) -> Mapping[str, fl
     return {"ms": (time.perf_counter() - start) * 1000}
 
 
-def run_case(on: Ground, case: str, entities: int, rounds: int) -> Row:
+def run_case(on: Ground, case: str, entities: int, rounds: int, before: int) -> Row:
+    """`before`: rounds that are not counted."""
     failed_over, delta = CASES[case]
     samples = Samples()
     settings = {"failover_interval": "0s", "ping_interval": "30m"}
@@ -63,9 +64,9 @@ def run_case(on: Ground, case: str, entities: int, rounds: int) -> Row:
             "ours": lambda: timed(lambda df: sink.write(df, run_id=RUN), one_row_each(on, names)),
             "bare": lambda: timed(lambda df: bare(df, entities), one_row_each(on, names)),
         }
-        interleaved(2, variants, Samples())
+        interleaved(before, variants, Samples())
         interleaved(rounds, variants, samples)
-        check(sink, entities * (rounds + 2), failed_over)
+        check(sink, entities * (rounds + before), failed_over)
     samples.derive("overhead_ms", lambda ours, plain: ours - plain, "ours_ms", "bare_ms")
     return {"case": case, "entities": entities, **samples.row()}
 
@@ -96,7 +97,7 @@ def run(given: Given) -> Iterator[Row]:
         for case, entities in cases(given.quick):
             if given.wants(f"{case}, {entities} entities"):
                 rounds = max(1, given.rounds // 5) if CASES[case] == (True, True) else given.rounds
-                yield run_case(on, case, entities, rounds)
+                yield run_case(on, case, entities, rounds, 0 if given.quick else 2)
 
 
 def main(words: Sequence[str]) -> int:
