@@ -8,6 +8,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from spark_sb_sink.board import Board
 from spark_sb_sink.errors import AllBacklogsOutError, ClosedError, MisconfiguredSendError
@@ -20,6 +21,8 @@ from spark_sb_sink.reports import EntityReport, Tally, Unsent
 from spark_sb_sink.rotation import AllOut
 from spark_sb_sink.timing import Backoff, Clock
 from spark_sb_sink.transport import Side
+
+_BYTES: Callable[[Message], bytes] = itemgetter(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +236,7 @@ class PairedSender:
 
     def _let_go(self, messages: Sequence[Message] | deque[Message]) -> int:
         """Their bytes need no memory any more; how many those are."""
-        size = sum(len(message) for _, message in messages)
+        size = sum(map(len, map(_BYTES, messages)))
         self._left(size)
         return size
 
