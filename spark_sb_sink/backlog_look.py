@@ -6,10 +6,12 @@ open and said so; it is no reason to see nothing.
 
 import asyncio
 import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from azure.servicebus.aio import ServiceBusClient
+from azure.servicebus.management import QueueProperties, QueueRuntimeProperties
 
 from spark_sb_sink import backlog_queues
 from spark_sb_sink.amqp import Timestamp, decode_message
@@ -23,6 +25,7 @@ from spark_sb_sink.wire import RawReceiver
 PAGE = 250
 AT_ONCE = 8
 """Queues that are looked at side by side; each takes a connection."""
+ACTIVE, DISABLED = "Active", "Disabled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,13 @@ class QueueLook:
     size_bytes: int | None = None
     max_bytes: int | None = None
     missing: bool = False
+    status: str | None = None
+    """As the service calls it: Active, Disabled, SendDisabled, ReceiveDisabled."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether it is, as far as can be seen."""
+        return self.status in (None, ACTIVE)
 
     @property
     def fill(self) -> float | None:
@@ -61,17 +71,21 @@ class BacklogLook:
     at: datetime | None = None
 
     @property
+    def there(self) -> tuple[QueueLook, ...]:
+        """Those of the pair that exist, as far as can be seen."""
+        return tuple(queue for queue in self.queues if not queue.missing)
+
+    @property
     def active(self) -> int | None:
-        """In all queues of the pair; None where one of them is not known."""
-        there = [queue for queue in self.queues if not queue.missing]
-        if any(queue.active is None or queue.active_at_least for queue in there):
+        """In all queues of the pair; None where one of them is not known, or none is there."""
+        if not self.there or any(queue.active is None or queue.active_at_least for queue in self.there):
             return None
-        return sum(queue.active or 0 for queue in there)
+        return sum(queue.active or 0 for queue in self.there)
 
     @property
     def blind(self) -> bool:
         """Nothing was seen at all."""
-        return bool(self.queues) and all(queue.active is None and not queue.missing for queue in self.queues)
+        return all(queue.active is None for queue in self.there)
 
 
 async def look(options: Options, peek_to: int) -> BacklogLook:
@@ -88,9 +102,29 @@ async def look(options: Options, peek_to: int) -> BacklogLook:
             queues = tuple(counted.get(name.lower(), QueueLook(name, missing=True)) for name in names)
             extra = tuple(counted[name.lower()] for name in found.extra)
         queues = await _peeked(options, access, queues, peek_to, notes)
+    notes += _told_of(options, queues)
     return BacklogLook(
         options.secondary.host, options.backlog_path, queues, extra, tuple(dict.fromkeys(notes)), datetime.now(UTC)
     )
+
+
+def _told_of(options: Options, queues: tuple[QueueLook, ...]) -> Iterator[str]:
+    """What is wrong with the queues themselves."""
+    host = options.secondary.host
+    if all(queue.missing for queue in queues):
+        which = (
+            f"None of the {len(queues)} backlog queues exists" if len(queues) > 1 else "The backlog queue is missing"
+        )
+        yield (
+            f"{which} under {options.backlog_path} in {host}: is primary_name right? `spark-sb-sink pair` makes them, "
+            "as the first start of the pipeline does."
+        )
+    for status in dict.fromkeys(queue.status for queue in queues if not queue.enabled):
+        found = [queue.name for queue in queues if queue.status == status]
+        yield (
+            f"{backlog_queues.some(found)} in {host}: status {status}. Enable what is disabled: until then it takes "
+            "nothing from the sink, or what waits in it stays there."
+        )
 
 
 # By administration
@@ -114,17 +148,21 @@ async def _administration(options: Options, access: Access, notes: list[str]) ->
         with contextlib.suppress(Exception):  # what a broken connection says about being closed helps nobody
             async with asyncio.timeout(CLOSE_WITHIN):
                 await client.close()
-    sizes = {queue.name.lower(): queue.max_size_in_megabytes for queue in settings}
-    return {
-        queue.name.lower(): QueueLook(
-            queue.name,
-            active=queue.active_message_count,
-            dead_lettered=queue.dead_letter_message_count,
-            size_bytes=queue.size_in_bytes,
-            max_bytes=None if sizes.get(queue.name.lower()) is None else sizes[queue.name.lower()] * 2**20,
-        )
-        for queue in counts
-    }
+    by_name = {queue.name.lower(): queue for queue in settings}
+    return {queue.name.lower(): _counted(queue, by_name.get(queue.name.lower())) for queue in counts}
+
+
+def _counted(counts: QueueRuntimeProperties, settings: QueueProperties | None) -> QueueLook:
+    megabytes = None if settings is None else settings.max_size_in_megabytes
+    status = None if settings is None else settings.status
+    return QueueLook(
+        counts.name,
+        active=counts.active_message_count,
+        dead_lettered=counts.dead_letter_message_count,
+        size_bytes=counts.size_in_bytes,
+        max_bytes=None if megabytes is None else megabytes * 2**20,
+        status=None if status is None else str(getattr(status, "value", status)),
+    )
 
 
 # By peek
@@ -137,37 +175,64 @@ async def _peeked(
         return queues
     client = access.service_bus_client()
     turns = asyncio.Semaphore(AT_ONCE)
+    unseen: dict[str, Fault] = {}
+    silent: list[Fault] = []
+    answered = False
 
     async def one(queue: QueueLook) -> QueueLook:
+        nonlocal answered
         if queue.missing:
             return queue
         if queue.active == 0:
             return replace(queue, deferred=0)
         async with turns:
+            if silent and not answered:  # a namespace that is out is not waited for queue by queue
+                unseen[queue.name] = silent[0]
+                return queue
             try:
-                return await _peek(options, client, queue, peek_to)
-            except CallFailedError as unseen:
-                return _not_peeked(options, queue, unseen.fault, notes)
+                found = await _peek(options, client, queue, peek_to)
+            except CallFailedError as failed:
+                return not_peeked(queue, failed.fault)
+            answered = True
+            return found
+
+    def not_peeked(queue: QueueLook, fault: Fault) -> QueueLook:
+        nonlocal answered
+        if fault.reason == "entity gone":
+            answered = True
+            return replace(queue, missing=True)
+        if fault.reason == "disabled":
+            answered = True
+            return queue if queue.status else replace(queue, status=DISABLED)
+        unseen[queue.name] = fault
+        if fault.kind is Kind.ENTITY_FAULT:
+            silent.append(fault)
+        return queue
 
     try:
-        return tuple(await asyncio.gather(*map(one, queues)))
+        seen = tuple(await asyncio.gather(*map(one, queues)))
     finally:
         with contextlib.suppress(Exception):
             async with asyncio.timeout(CLOSE_WITHIN):
                 await client.close()
+    notes += _not_peeked(options, [(queue.name, unseen[queue.name]) for queue in queues if queue.name in unseen])
+    return seen
 
 
-def _not_peeked(options: Options, queue: QueueLook, fault: Fault, notes: list[str]) -> QueueLook:
-    if fault.reason == "entity gone":
-        return replace(queue, missing=True)
-    if fault.kind is Kind.MISCONFIGURED:
-        notes.append(
-            f"Deferred messages and the age of the oldest are not known: peeking at queues of "
-            f"{options.secondary.host} takes the Listen claim ({fault.text or fault.reason})."
-        )
-    else:
-        notes.append(f"{queue.name} in {options.secondary.host} could not be peeked at: {fault}.")
-    return queue
+def _not_peeked(options: Options, unseen: Sequence[tuple[str, Fault]]) -> Iterator[str]:
+    """A note for each kind of fault, not for each queue."""
+    host, by_fault = options.secondary.host, dict[tuple[Kind, str], list[tuple[str, Fault]]]()
+    for name, fault in unseen:
+        by_fault.setdefault((fault.kind, fault.reason), []).append((name, fault))
+    for found in by_fault.values():
+        fault = found[0][1]
+        if fault.kind is Kind.MISCONFIGURED:
+            yield (
+                f"Deferred messages and the age of the oldest are not known: peeking at queues of {host} takes the "
+                f"Listen claim ({fault.text or fault.reason})."
+            )
+        else:
+            yield f"{backlog_queues.some([name for name, _ in found])} in {host} could not be peeked at: {fault}."
 
 
 async def _peek(options: Options, client: ServiceBusClient, queue: QueueLook, peek_to: int) -> QueueLook:

@@ -3,7 +3,7 @@
 Pure. Names are compared as the service does, without regard to case.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -70,6 +70,12 @@ class Sorted:
 def names(path: str, count: int) -> tuple[str, ...]:
     """The backlog queues under the path, 0 … count-1."""
     return tuple(f"{path}{number}" for number in range(count))
+
+
+def some(queues: Sequence[str]) -> str:
+    """For a sentence: the first three, and how many more."""
+    more = f" and {len(queues) - 3} more" if len(queues) > 3 else ""
+    return ", ".join(queues[:3]) + more
 
 
 def sort(path: str, count: int, existing: Iterable[str]) -> Sorted:

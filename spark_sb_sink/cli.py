@@ -1,12 +1,15 @@
 """The command `spark-sb-sink`. Each command stands in a module of its own; this one only puts them together."""
 
+import contextlib
+import logging
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from spark_sb_sink import __version__
 from spark_sb_sink.commands import broker, cost, demo, doctor, pair, quarantine, replay, status, syphon
 
 
@@ -68,9 +71,39 @@ app.command("status")(status.status)
 app.command("syphon")(syphon.syphon)
 
 
+_RUN_ON = ("broker", "syphon")
+"""Commands whose log is all that a person sees of them."""
+_SAID_ANYWAY = {"azure": logging.CRITICAL + 1, "spark_sb_sink.pairing": logging.ERROR}
+"""Loggers of what a command shows itself, in its table or in its one sentence."""
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    before = {name: logging.getLogger(name).level for name in _SAID_ANYWAY}
+    for name, level in _SAID_ANYWAY.items():
+        logging.getLogger(name).setLevel(level)
+    try:
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"spark-sb-sink {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
-    """Without this, a single command would take the place of the group."""
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand not in _RUN_ON:
+        context.with_resource(_quiet())
 
 
 def main() -> None:

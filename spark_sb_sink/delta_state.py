@@ -25,6 +25,7 @@ LEDGER = "ledger"
 TRANSFERS = "transfers"
 LEASE = "lease"
 REPLAYS = "replays"
+LEFT = "overflow_left"
 
 _BATCH = {
     "query_id": ("string", "the streaming query, or the run of a batch write"),
@@ -79,7 +80,17 @@ _REPLAYS_COLUMNS = {
     "digest": ("string", "which rows of the quarantine"),
     "count": ("bigint", "how many of them, where several are the same"),
 }
+_LEFT_COLUMNS = {
+    "part": ("string", "written at once; a part never grows"),
+    "entity": ("string", "the queue or topic that it is for"),
+    "message": ("binary", "as it stands in the overflow"),
+    "stored_at": ("timestamp", "when it came to the overflow"),
+    "bytes": ("bigint", "of the message"),
+    "reason": ("string", "why it was not sent"),
+    "left_at": ("timestamp", "when it was written here"),
+}
 _COLUMNS = {
+    LEFT: _LEFT_COLUMNS,
     REPLAYS: _REPLAYS_COLUMNS,
     TRANSFERS: _TRANSFERS_COLUMNS,
     LEASE: _LEASE_COLUMNS,
@@ -217,6 +228,22 @@ class DeltaState:
     def note_lease(self, name: str, until: datetime) -> None:
         """A lease that nobody holds."""
         self._note(LEASE, [(name, "", until)])
+
+    def add_left(self, rows: DataFrame, part: str) -> int:
+        """Add a part to what is left of the overflow; how many rows there were."""
+        try:
+            self.make(LEFT)
+            counted = Observation()
+            added = {
+                "part": F.lit(part),
+                "bytes": F.octet_length("message").cast("bigint"),
+                "left_at": F.current_timestamp(),
+            }
+            wanted = rows.observe(counted, F.count(F.lit(1)).alias("rows")).withColumns(added)
+            self._append(LEFT, wanted.select(*_LEFT_COLUMNS))
+            return int(counted.get["rows"])
+        except PySparkException as error:
+            raise self._error(error) from error
 
     def sql_name(self, table: str) -> str:
         """The table as SQL names it."""

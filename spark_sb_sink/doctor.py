@@ -6,8 +6,9 @@ Knows which check comes when, and no check itself.
 from collections.abc import Sequence
 
 from spark_sb_sink import doctor_machine
+from spark_sb_sink.doctor_backlog import secondary
 from spark_sb_sink.doctor_entities import entities as look_at_entities
-from spark_sb_sink.doctor_service import clock, limits, primary, secondary
+from spark_sb_sink.doctor_service import clock, limits, primary
 from spark_sb_sink.findings import Finding, warn
 from spark_sb_sink.options import Options
 

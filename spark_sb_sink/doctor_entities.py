@@ -24,19 +24,27 @@ async def entities(options: Options, named: Sequence[str]) -> tuple[list[Finding
     try:
         found = await _all(options)
     except CallFailedError as failed:
-        refused = failed.fault.kind is Kind.MISCONFIGURED
-        if refused and not failed.fault.claim_missing:
-            told = f"{options.primary.host} refuses us: {failed.told}"
-            return [fail("primary", told, "correct the key or identity of primary")], []
-        why = "looking takes the Manage claim on the primary" if refused else failed.told
-        cure = "ask who manages the primary; the sink itself needs no more than Send there"
-        return [warn("duplicate detection", f"not known: {why}", cure)], []
+        fault, host = failed.fault, options.primary.host
+        if fault.kind is Kind.MISCONFIGURED and not fault.claim_missing:
+            return [fail("primary", f"{host} refuses us: {failed.told}", "correct the key or identity of primary")], []
+        return [_unseen(failed, host)], []
     wanted = {name.lower() for name in named}
     shown = [each for each in found if each.name.lower() in wanted] if wanted else found[:SHOWN]
     findings = [finding for each in shown for finding in _about(each, options)]
     if not wanted and len(found) > SHOWN:
         findings.append(ok("duplicate detection", f"{len(found) - SHOWN} more entities; name them with --entity"))
     return findings, [each.name for each in found]
+
+
+def _unseen(failed: CallFailedError, host: str) -> Finding:
+    """What to do depends on why: nobody who manages the primary can mend a network."""
+    check, why = "duplicate detection", f"not known: {failed.told}"
+    if failed.fault.kind is Kind.MISCONFIGURED:
+        cure = "ask who manages the primary; the sink itself needs no more than Send there"
+        return warn(check, "not known: looking takes the Manage claim on the primary", cure)
+    if failed.fault.kind is Kind.THROTTLED:
+        return warn(check, why, "look again in a minute")
+    return warn(check, why, f"check name, network, proxy and ca_file: HTTPS (port 443) to {host} is what looking takes")
 
 
 async def _all(options: Options) -> list[Any]:

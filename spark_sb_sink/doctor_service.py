@@ -1,6 +1,6 @@
-"""The doctor at the service: are both namespaces there, do they take who we are, and do clocks and limits fit.
+"""The doctor at the service: does the primary take who we are, and do clocks and limits fit.
 
-Sends nothing and makes nothing: links are attached and detached, queues are looked at. Every call has a deadline.
+Sends nothing and makes nothing: links are attached and detached. Every call has a deadline. Knows no backlog.
 """
 
 import asyncio
@@ -16,21 +16,18 @@ from azure.servicebus.aio import ServiceBusClient
 
 from spark_sb_sink.bounded import CallFailedError, within
 from spark_sb_sink.credentials import CLOSE_WITHIN, Access
-from spark_sb_sink.entity_names import BACKLOG_FOLDER
-from spark_sb_sink.errors import CredentialsRefusedError, ManageClaimMissingError, PairingError
 from spark_sb_sink.faults import Kind
 from spark_sb_sink.findings import Finding, fail, ok, warn
 from spark_sb_sink.namespaces import NamespaceOptions
-from spark_sb_sink.options import Options, Pairing
-from spark_sb_sink.pairing import pair_async
+from spark_sb_sink.options import Options
 from spark_sb_sink.sizes import format_size
-from spark_sb_sink.wire import RawReceiver, RawSender
+from spark_sb_sink.wire import RawSender
 
 SKEW_OK, SKEW_BAD = 5.0, 300.0
 """Seconds. The header has whole ones; tokens of an hour bear minutes; times to live and schedules bear nothing."""
-BACKLOG = "backlog"
 NOBODY = "spark-sb-sink-doctor"
 """An entity that nobody has: an answer that it is not there is an answer."""
+UNREACHABLE = "check name, network and firewall (AMQP, port 5671)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,75 +64,34 @@ async def clock(side: str, options: NamespaceOptions, deadline: float, now: Call
 async def primary(options: Options, entities: Sequence[str]) -> tuple[list[Finding], Seen]:
     """Reachable, and each entity takes us with the Send claim."""
     check, findings, seen = "primary", list[Finding](), Seen()
-    async with _client(options.primary) as client:
+    async with client_of(options.primary) as client:
         for entity in entities or (NOBODY,):
             try:
                 sender = RawSender(client, entity, send_timeout=options.send_timeout)
-                largest = await _attached(sender, options.send_timeout)
+                largest = await attached(sender, options.send_timeout)
                 seen = Seen(max(largest, seen.largest or 0))  # the backlog has to take what the largest of them takes
                 findings.append(ok(f"Send on {entity}", f"{options.primary.host} takes us"))
             except CallFailedError as failed:
-                findings.append(_refused(options.primary.host, entity, "Send", failed, check))
+                findings.append(_refused(options.primary.host, entity, failed, check))
     if not entities and findings[0].check == f"Send on {NOBODY}":
         findings = [ok(check, f"{options.primary.host} answers")]
     return findings, seen
 
 
-async def secondary(options: Options) -> tuple[list[Finding], Seen]:
-    """Reachable; the backlog queues as they should be; Send for the sink, Listen for the syphon."""
-    findings, queue, seen = [await _queues(options)], f"{options.backlog_path}0", Seen()
-    host = options.secondary.host
-    async with _client(options.secondary) as client:
-        try:
-            sender = RawSender(client, queue, send_timeout=options.send_timeout)
-            seen = Seen(await _attached(sender, options.send_timeout))
-            findings.append(ok("Send on backlog", f"{host} takes us"))
-        except CallFailedError as failed:
-            findings.append(_refused(host, queue, "Send", failed, "secondary"))
-        receiver = RawReceiver(client, queue, timeout=options.send_timeout)
-        try:
-            await within(options.send_timeout, receiver.open())
-            await within(options.send_timeout, receiver.peek(0, 1))
-            findings.append(ok("Listen on backlog", f"{host} lets the syphon receive"))
-        except CallFailedError as failed:
-            findings.append(_refused(host, queue, "Listen", failed, "secondary"))
-        finally:
-            await receiver.close()
-    return list(dict.fromkeys(findings)), seen
-
-
-async def _queues(options: Options) -> Finding:
-    check, host = "backlog queues", options.secondary.host
-    assumed = options.pairing is Pairing.ASSUME
-    try:
-        paired = await pair_async(options.model_copy(update={"pairing": Pairing.REQUIRED}), dry_run=True)
-    except ManageClaimMissingError:
-        if assumed:
-            return ok(check, 'not looked at without the Manage claim, and assumed to be there (pairing = "assume")')
-        cure = (
-            'grant Manage (role Azure Service Bus Data Owner), or make the queues yourself and set pairing = "assume"'
-        )
-        return fail(check, f"the credential for {host} lacks the Manage claim", cure)
-    except CredentialsRefusedError as error:
-        return fail(check, str(error).split(" Nothing was sent.")[0], "check the key or identity of secondary")
-    except PairingError as error:
-        return fail(check, str(error).split(" Nothing was sent.")[0], "check name, network, firewall and ca_file")
-    if paired.missing:
-        found = f"{len(paired.missing)} of {options.backlog_queue_count} are missing in {host}"
-        if assumed:
-            return fail(check, found, "make them: pairing is assume, so nobody else will")
-        return warn(check, found, "spark-sb-sink pair makes them, or else the first start does")
-    if paired.differing:
-        cure = "spark-sb-sink pair --dry-run lists it; they are used as they are"
-        return warn(check, f"{paired.differing[0]} ({len(paired.differing)} differences in all)", cure)
-    return ok(check, f"{paired.count} in {host}, as expected")
-
-
 def limits(options: Options, home: Seen, away: Seen) -> Finding:
     """Whether the backlog takes what the primary takes."""
     check, room = "limits", f"{options.backlog_queue_count} backlog queues hold {options.backlog_queue_count * 5} GB"
+    unknown = [
+        told
+        for seen, told in (
+            (home, f"the primary ({options.primary.host})"),
+            (away, f"the backlog ({options.secondary.host})"),
+        )
+        if seen.largest is None
+    ]
     if home.largest is None or away.largest is None:
-        return ok(check, f"{room}; message sizes are known once a link to each side is attached")
+        found = f"{room}; how large a message may be is not known of {' and '.join(unknown)}"
+        return warn(check, found, "attach a link to each side: name an entity with --entity, make the backlog queues")
     if away.largest < home.largest:
         where = "goes to overflow" if options.state is not None else "fails the batch, as the option state is not set"
         return warn(
@@ -146,28 +102,25 @@ def limits(options: Options, home: Seen, away: Seen) -> Finding:
     return ok(check, f"messages up to {format_size(home.largest)} on both sides, less the envelope; {room}")
 
 
-def _refused(host: str, entity: str, claim: str, failed: CallFailedError, check: str) -> Finding:
-    fault = failed.fault
+def _refused(host: str, entity: str, failed: CallFailedError, check: str) -> Finding:
+    fault, send = failed.fault, f"Send on {entity}"
     if fault.kind is Kind.MISCONFIGURED and entity == NOBODY:
         return fail(check, f"{host} refuses us: {failed.told}", "correct the key or identity")
     if fault.kind is Kind.MISCONFIGURED:
-        cure = f"grant {claim} on {entity}, or correct the key or identity"
-        return fail(f"{claim} on {_short(entity)}", f"{host} refuses us: {failed.told}", cure)
+        cure = f"grant Send on {entity}, or correct the key or identity"
+        return fail(send, f"{host} refuses us: {failed.told}", cure)
     if fault.reason == "entity gone":
         if entity == NOBODY:
             return ok(check, f"{host} answers")
-        if _short(entity) == BACKLOG:  # whether that is bad is said of the queues
-            found = f"not known while there is no {entity}"
-            return warn(f"{claim} on {BACKLOG}", found, "make the queues, and look again")
-        return fail(f"{claim} on {entity}", f"there is no {entity} in {host}", "make it, or correct its name")
-    return fail(check, f"{host} cannot be reached: {failed.told}", "check name, network and firewall (AMQP, port 5671)")
+        return fail(send, f"there is no {entity} in {host}", "make it, or correct its name")
+    if fault.reason == "disabled":
+        return fail(send, f"{entity} in {host} is disabled", "enable it: until then its messages go to the backlog")
+    if fault.kind is Kind.THROTTLED:
+        return warn(check, f"{host} is busy: {failed.told}", "look again in a minute")
+    return fail(check, f"{host} cannot be reached: {failed.told}", UNREACHABLE)
 
 
-def _short(entity: str) -> str:
-    return BACKLOG if f"/{BACKLOG_FOLDER}/" in entity else entity
-
-
-async def _attached(sender: RawSender, deadline: float) -> int:
+async def attached(sender: RawSender, deadline: float) -> int:
     """Attach and detach; how large a message may be."""
     try:
         await within(deadline, sender.open())
@@ -177,7 +130,7 @@ async def _attached(sender: RawSender, deadline: float) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _client(options: NamespaceOptions) -> AsyncIterator[ServiceBusClient]:
+async def client_of(options: NamespaceOptions) -> AsyncIterator[ServiceBusClient]:
     async with Access(options) as access:
         client = access.service_bus_client()
         try:

@@ -13,6 +13,7 @@
     │   ├── MisconfiguredSendError          an entity refuses our credential or claim; never fails over
     │   ├── AllBacklogsOutError             no backlog queue takes messages, and there is no overflow
     │   ├── UnsendableError                 messages that belong to overflow or quarantine, and there is no state
+    │   ├── OverflowLeftError               rows of the overflow that nothing takes yet
     │   ├── ConservationError               rows without an outcome, or with two
     │   └── BatchFailedError                several of these at once
     ├── StateError                          the Delta tables of the option state cannot be used
@@ -29,7 +30,7 @@ exceptions: `faults` sorts those.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 HIDDEN = "***"
@@ -92,10 +93,10 @@ class SparkSbSinkError(Exception):
 
 
 class OptionError(SparkSbSinkError, ValueError):
-    """One sentence for each option that is wrong: the key, what it got, what it takes."""
+    """All options that are wrong, in one line: of each the key, what it got, what it takes."""
 
     def __init__(self, *problems: str) -> None:
-        super().__init__("\n".join(problems))
+        super().__init__("; ".join([*(problem.rstrip(".") for problem in problems[:-1]), *problems[-1:]]))
         self.problems: tuple[str, ...] = tuple(redact(problem) for problem in problems)
 
 
@@ -227,6 +228,24 @@ class UnsendableError(SendError):
             f"reasons:{listed}"
         )
         self.entity = entity
+
+
+class OverflowLeftError(SendError):
+    """The overflow was drained, but for some rows that nothing takes yet."""
+
+    LISTED = 10
+
+    def __init__(self, *, state: str, table: str, entities: Mapping[str, tuple[int, str]]) -> None:
+        """`entities`: how many rows of each, and why they were not sent."""
+        named = [f"\n- {name}, {rows} rows: {redact(why)}" for name, (rows, why) in sorted(entities.items())]
+        more = len(named) - self.LISTED
+        super().__init__(
+            f"{sum(rows for rows, _ in entities.values())} rows of the overflow under state = {state!r}, for "
+            f"{len(entities)} entities, are taken by nothing yet. They are kept in the table {table} and tried again, "
+            "and hold up no others. An entity that is down needs nothing but time, one that refuses us needs its "
+            f"claim.{''.join(named[: self.LISTED])}{f'{chr(10)}- and {more} more' if more > 0 else ''}"
+        )
+        self.entities = dict(entities)
 
 
 class ConservationError(SendError):

@@ -188,9 +188,12 @@ class PairedFactory:
         """Run a coroutine in the factory's loop and wait for its result."""
         return self.submit(work).result()
 
-    def sender(self, entity: str, *, left: Callable[[int], None] = lambda size: None) -> PairedSender:
+    def sender(
+        self, entity: str, *, left: Callable[[int], None] = lambda size: None, missing_is_down: bool = False
+    ) -> PairedSender:
         """A sender for one entity; its coroutines run in the factory's loop."""
-        return PairedSender(entity, self._pair, partitioned=entity in self.options.partitioned, left=left)
+        partitioned = entity in self.options.partitioned
+        return PairedSender(entity, self._pair, partitioned=partitioned, left=left, missing_is_down=missing_is_down)
 
     def send(self, messages: Mapping[str, Sequence[bytes]]) -> dict[str, EntityReport]:
         """Send encoded messages to their entities, side by side, and wait for what becomes of them."""

@@ -5,8 +5,8 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, islice
-from operator import add
+from itertools import accumulate, chain, islice, repeat, starmap
+from operator import add, itemgetter
 
 from spark_sb_sink.amqp import batch_payload, batch_prefix, size_in_batch
 from spark_sb_sink.amqp.errors import CodecError, MalformedMessageError
@@ -24,6 +24,8 @@ _ALIAS = b"-ms-"
 
 Message = tuple[int, bytes]
 """Its place in the stream of its entity, and its bytes as they were given."""
+
+_BYTES: Callable[[Message], bytes] = itemgetter(1)
 
 
 @dataclass(slots=True)
@@ -82,13 +84,15 @@ class Filler:
         room = limits.max_batch_size - len(prefix)
         pieces = [prefix]
         count, most = 0, self._most
-        coming = iter(waiting)
-        typical = len(waiting[0][1])
-        while room > 0 and (wire := [message for _, message in islice(coming, min(most - count, 1 + room // typical))]):
-            heads = [DATA_HEADS[size] if size < FEW else data_head(size) for size in map(len, wire)]
-            if max(map(len, wire)) > limits.max_message_size:
+        coming = map(_BYTES, waiting)
+        typical = max(1, len(waiting[0][1]))  # one that had nothing but its path in the backlog is empty
+        while room > 0 and (wire := list(islice(coming, min(most - count, 1 + room // typical)))):
+            sizes = list(map(len, wire))
+            largest = max(sizes)
+            if largest > limits.max_message_size:
                 return None
-            ends = list(accumulate(map(add, map(len, heads), map(len, wire))))
+            heads = list(map(DATA_HEADS.__getitem__, sizes) if largest < FEW else map(data_head, sizes))
+            ends = list(accumulate(map(add, map(len, heads), sizes)))
             fitting = bisect_right(ends, room)
             pieces += chain.from_iterable(zip(heads[:fitting], wire, strict=False))
             count += fitting
@@ -97,7 +101,7 @@ class Filler:
         payload = b"".join(pieces)
         if count < 2 or _ALIAS in payload:
             return None
-        return Batch([waiting.popleft() for _ in range(count)], whole=payload)
+        return Batch(list(starmap(waiting.popleft, repeat((), count))), whole=payload)
 
     def _one_by_one(self, waiting: deque[Message], limits: LinkLimits, wrapped: bool) -> Batch:
         batch = Batch()

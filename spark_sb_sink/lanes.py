@@ -94,11 +94,18 @@ class _Lane:
 class Lanes:
     """Feed it from one thread. At the bound `await_room` waits, and so the task stops reading."""
 
-    def __init__(self, factory: PairedFactory, max_in_flight: int, *, keep_unsent: bool) -> None:
-        """`keep_unsent`: whether somebody takes the messages that were not sent; else they are only counted."""
+    def __init__(
+        self, factory: PairedFactory, max_in_flight: int, *, keep_unsent: bool, from_overflow: bool = False
+    ) -> None:
+        """`keep_unsent`: whether somebody takes the messages that were not sent; else they are only counted.
+
+        `from_overflow`: they were accepted once. An entity that is missing is down, not a reason to blame them, and
+        those that were abandoned come back too.
+        """
         self._factory = factory
         self._most = max_in_flight
         self._keep = keep_unsent
+        self._from_overflow = from_overflow
         self._changed = threading.Condition()
         self._lanes: dict[str, _Lane] = {}
         self._in_flight = 0
@@ -140,7 +147,8 @@ class Lanes:
                 self._in_flight += sum(map(len, messages))
                 lane = self._lanes.get(entity)
                 if lane is None:
-                    lane = _Lane(self._factory.sender(entity, left=self._left), LaneTotals(entity))
+                    sender = self._factory.sender(entity, left=self._left, missing_is_down=self._from_overflow)
+                    lane = _Lane(sender, LaneTotals(entity))
                     self._lanes[entity] = lane
                 lane.waiting.append(messages)
                 if lane.work is None:
@@ -203,6 +211,7 @@ class Lanes:
                 if self._keep:
                     self._aside += _aside(lane.totals.entity, Table.QUARANTINE, report.rejected)
                     self._aside += _aside(lane.totals.entity, Table.OVERFLOW, report.overflow)
+                    self._hand_back(lane.totals, report.untried)
                 self._changed.notify_all()
 
     def _next(self, lane: _Lane) -> Sequence[bytes]:
@@ -219,8 +228,15 @@ class Lanes:
             return messages
 
     def _abandon(self, lane: _Lane, messages: Sequence[bytes]) -> None:
-        lane.totals = replace(lane.totals, abandoned=lane.totals.abandoned + len(messages))
+        with self._changed:
+            lane.totals = replace(lane.totals, abandoned=lane.totals.abandoned + len(messages))
+            self._hand_back(lane.totals, messages)
         self._left(sum(map(len, messages)))
+
+    def _hand_back(self, totals: LaneTotals, untried: Sequence[bytes]) -> None:
+        if self._from_overflow:
+            reason = str(totals.error)
+            self._aside += [Aside(totals.entity, Table.OVERFLOW, message, reason) for message in untried]
 
     def _left(self, size: int) -> None:
         with self._changed:

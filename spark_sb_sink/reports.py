@@ -31,6 +31,8 @@ class EntityReport:
     changes: tuple[StateChange, ...] = ()
     transfers: int = 0
     primary_bytes: int = 0
+    untried: tuple[bytes, ...] = ()
+    """Those that were abandoned."""
 
     @property
     def total(self) -> int:
@@ -52,11 +54,12 @@ class Tally:
     changes: list[StateChange] = field(default_factory=list)
     transfers: int = 0
     primary_bytes: int = 0
+    untried: list[bytes] = field(default_factory=list)
 
     def clear(self) -> None:
         """Begin anew."""
         self.primary = self.backlog = self.abandoned = self.transfers = self.primary_bytes = 0
-        self.overflow, self.rejected, self.changes = [], [], []
+        self.overflow, self.rejected, self.changes, self.untried = [], [], [], []
         self.error = self.all_out = None
 
     def report(self) -> EntityReport:
@@ -72,4 +75,5 @@ class Tally:
             tuple(self.changes),
             self.transfers,
             self.primary_bytes,
+            tuple(self.untried),
         )

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 
 from spark_sb_sink.board import Board
 from spark_sb_sink.errors import NO_OUTCOME, AllBacklogsOutError, MisconfiguredSendError
@@ -21,6 +22,8 @@ from spark_sb_sink.reports import EntityReport, Tally, Unsent
 from spark_sb_sink.rotation import AllOut
 from spark_sb_sink.timing import Backoff, Clock
 from spark_sb_sink.transport import Side
+
+_BYTES: Callable[[Message], bytes] = itemgetter(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +51,16 @@ class PairedSender:
         *,
         partitioned: bool = False,
         left: Callable[[int], None] = lambda size: None,
+        missing_is_down: bool = False,
     ) -> None:
-        """`left` is told the size of each message that needs no memory any more."""
+        """`left` is told the size of each message that needs no memory any more.
+
+        `missing_is_down`: an entity that is not there is down, also where nobody remembers that it ever was.
+        """
         self.entity = entity
         self._pair = pair
         self._left = left
+        self._missing_is_down = missing_is_down
         self._tally = Tally(entity)
         self._filler = Filler(entity, self._tally, partitioned=partitioned, left=left)
         self._backoff = self._new_backoff()
@@ -72,6 +80,7 @@ class PairedSender:
             before = len(waiting)
             if self._tally.error is not None:
                 self._tally.abandoned += len(waiting)
+                self._tally.untried += [message for _, message in waiting]
                 self._let_go(waiting)
                 return
             state = self._pair.board.view(self.entity)
@@ -100,7 +109,7 @@ class PairedSender:
             Side.PRIMARY,
             self.entity,
             waiting,
-            state.exists,
+            state.exists or self._missing_is_down,
             doubtful=state.health is Health.SUSPECT,
             still=lambda: self._pair.board.view(self.entity).epoch == state.epoch,
             failed=failed,
@@ -270,7 +279,7 @@ class PairedSender:
 
     def _let_go(self, messages: Sequence[Message] | deque[Message]) -> int:
         """Their bytes need no memory any more; how many those are."""
-        size = sum(len(message) for _, message in messages)
+        size = sum(map(len, map(_BYTES, messages)))
         self._left(size)
         return size
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession, Window
 from pyspark.sql import functions as F
 
 from spark_sb_sink.delta_reading import reading
-from spark_sb_sink.delta_state import LEDGER, TRANSFERS, DeltaState
+from spark_sb_sink.delta_state import LEDGER, LEFT, TRANSFERS, DeltaState
 from spark_sb_sink.entity_look import Belief, EntityLook, Traffic, entity_looks
 from spark_sb_sink.lanes import Table
 from spark_sb_sink.quarantine import Quarantine
@@ -59,6 +59,7 @@ def look(spark: SparkSession, state: str, now: datetime | None = None) -> StateL
     tables.check()
     with reading(state):
         overflow, exact = overflow_waiting(spark, tables)
+        overflow += int(tables.read(LEFT).count()) if tables.exists(LEFT) else 0
         moved, rate = _rate(tables, now)
         return StateLook(
             entities=_entities(tables, now),
@@ -131,7 +132,7 @@ class Offset:
 
 
 def overflow_waiting(spark: SparkSession, tables: DeltaState) -> tuple[int, bool]:
-    """Rows of the overflow that no syphon has drained, and whether that is exact or the most that there can be."""
+    """Rows of the overflow that no syphon has read, and whether that is exact or the most that there can be."""
     if not tables.exists(Table.OVERFLOW.value):
         return 0, True
     total = int(tables.read(Table.OVERFLOW.value).count())

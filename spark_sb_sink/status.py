@@ -52,6 +52,8 @@ def drain_time(backlog: "BacklogLook", state: "StateLook | None", before: "Backl
     waiting = backlog.active
     if waiting == 0:
         return DrainTime(0.0, None, From.NOWHERE, "nothing waits in the backlog queues")
+    if not backlog.there:
+        return DrainTime(None, None, From.NOWHERE, "not known, as there is no backlog queue")
     if waiting is None:
         return DrainTime(None, None, From.NOWHERE, "not known, as not all queues could be seen")
     if before is not None and before.active is not None and backlog.at is not None and before.at is not None:

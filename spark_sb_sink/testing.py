@@ -2,7 +2,7 @@
 
     pytest_plugins = ["spark_sb_sink.testing"]
 
-Needs pytest and `pip install 'spark-sb-sink[broker]'`. Knows nothing of Spark: a test brings its own session.
+Needs pytest and `pip install '.[broker]'` from a clone. Knows nothing of Spark: a test brings its own session.
 """
 
 import time

@@ -17,9 +17,10 @@ import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import MessagingEntityNotFoundError
 
+from spark_sb_sink import __version__
 from spark_sb_sink.broker import BrokerProcess, ControlError
 from tests.commands.support import run as in_process
-from tests.commands.support import sentence
+from tests.commands.support import sentence, toml
 from tests.conftest import await_that
 
 PROGRAM = [sys.executable, "-m", "spark_sb_sink.cli"]
@@ -229,6 +230,37 @@ class TestRefusals:
 )
 def test_what_the_option_parser_refuses_is_one_sentence_with_what_to_type(arguments: list[str], told: str) -> None:
     assert told in sentence(in_process(*arguments))
+
+
+@pytest.mark.parametrize("command", ["status", "doctor"])
+def test_ctrl_c_ends_a_look_at_a_silent_namespace_at_once_and_without_a_word(command: str, tmp_path: Path) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()  # accepts, as the kernel does, and says nothing
+        side = (
+            f"Endpoint=sb://{{}}:{silent.getsockname()[1]}/;SharedAccessKeyName=n;SharedAccessKey=azE=;"
+            "UseDevelopmentEmulator=true"
+        )
+        file = tmp_path / "pair.toml"
+        sides = {"primary": side.format("127.0.0.1"), "secondary": side.format("localhost")}
+        file.write_text(toml({**sides, "primary_name": "p", "send_timeout": "60s"}))
+        with subprocess.Popen(
+            [*PROGRAM, command, "--conf-file", str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                silent.settimeout(60)
+                connection, _ = silent.accept()
+                process.send_signal(signal.SIGINT)
+                out, err = process.communicate(timeout=30)
+            finally:
+                process.kill()
+            connection.close()
+    assert (process.returncode, out, err) == (130, "", "")
+
+
+def test_its_version_is_one_line() -> None:
+    done = in_process("--version")
+    assert (done.code, done.out, done.err) == (0, f"spark-sb-sink {__version__}\n", "")
 
 
 def test_a_command_without_arguments_shows_its_help() -> None:

@@ -1,7 +1,9 @@
 """The envelope on and off: what goes through a backlog queue is what would have gone to the entity."""
 
+import re
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spark_sb_sink.amqp import (
@@ -29,7 +31,7 @@ from spark_sb_sink.amqp.sections import (
     PROPERTIES,
     section_prefix,
 )
-from spark_sb_sink.envelope import restore, wrap
+from spark_sb_sink.envelope import restore, restoring, wrap
 from tests.amqp.strategies import foreign_messages, row_fields, typed, typed_message
 
 paths = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60)
@@ -355,3 +357,52 @@ def test_annotations_that_claim_another_number_than_they_have_are_malformed():
 def test_of_two_messages_with_the_same_properties_each_has_its_own_session_and_times():
     first, second = (encode_message(b"x", message_id="m", session_id=session) for session in ("a", "b"))
     assert [restore(wrap(each, "orders")).message for each in (first, second, first)] == [first, second, first]
+
+
+def slowly(message: bytes, **asked: object) -> object:
+    """What `restore` makes of it without its shortcuts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(restoring, "_ONLY_BROKER_KEYS", re.compile(b"(?!)"))
+        patch.setattr(restoring, "_only_an_id", lambda encoded, section: False)
+        patch.setattr(restoring, "_SHORT", -1)
+        patch.setattr(restoring, "_header", restoring._header.__wrapped__)
+        return outcome(message, **asked)
+
+
+def outcome(message: bytes, **asked: object) -> object:
+    try:
+        restored = restore(message, **asked)
+    except CodecError as error:
+        return type(error), str(error)
+    return restored, restored.enqueued_ms
+
+
+NUMBERS = st.integers(0, 2**40).map(Long) | st.integers(-5, 5) | st.integers(0, 255).map(UByte)
+BROKERS = ("x_opt_sequence_number", "x_opt_message_state", "x_opt_scheduled_enqueue_time", "x_opt_partition_id")
+any_annotations = st.fixed_dictionaries(
+    {},
+    optional={
+        **dict.fromkeys(BROKERS, NUMBERS | st.integers(0, 2**40).map(Timestamp)),
+        "x_opt_enqueued_time": st.integers(0, 2**45).map(Timestamp) | NUMBERS | st.just(b"x-opt-"),
+        "x_opt_mine": NUMBERS,
+        "mine": st.sampled_from(["", "x-opt-", Symbol("x-opt-enqueued-time")]),
+    },
+)
+
+
+@given(
+    any_annotations.map(lambda found: delivered(**found))
+    | foreign_messages().map(lambda message: wrap(message, "orders"))
+    | row_fields().map(lambda fields: through_the_broker(wrap(encode_message(**fields), "orders"), T0)),
+    st.lists(st.tuples(st.integers(-200, 200), st.integers(0, 255)), max_size=2),
+    st.sampled_from(["full", "deduct"]),
+)
+@example(delivered(), [], "full")
+@example(delivered(**USUAL), [(-14, 0x06)], "full")  # the type of the path
+def test_the_shortcuts_of_restore_give_what_the_long_way_gives(message, changes, ttl):
+    mutated = bytearray(message)
+    for at, byte in changes:
+        mutated[at % len(mutated)] = byte
+    for each in (message, bytes(mutated)):
+        asked = {"ttl": ttl, "now_ms": T0 + HOUR}
+        assert outcome(each, **asked) == outcome(each, **asked) == slowly(each, **asked)

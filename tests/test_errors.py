@@ -20,6 +20,7 @@ from spark_sb_sink.errors import (
     ManageClaimMissingError,
     MisconfiguredSendError,
     OptionError,
+    OverflowLeftError,
     PairingError,
     QueueNotCreatableError,
     QueueUnsafeError,
@@ -59,6 +60,7 @@ EXAMPLES: list[SparkSbSinkError] = [
         errors=[("a/x-servicebus-transfer/0", "deadline"), ("a/x-servicebus-transfer/1", "disabled")],
     ),
     UnsendableError(entity="orders", overflow=1, quarantine=2, reasons=["body is null"]),
+    OverflowLeftError(state="/s", table="overflow_left", entities={"orders": (3, "down"), "bills": (1, "down")}),
     ConservationError(rows=10, accounted=9, detail="tasks read 10: 9 primary"),
     BatchFailedError([UnsendableError(entity="orders", overflow=0, quarantine=2, reasons=["body is null"])]),
     StateError(state="/lake/servicebus", detail="Failed to find the data source: delta"),
@@ -92,7 +94,7 @@ def test_option_errors_are_value_errors_and_list_one_sentence_for_each_problem()
     error = OptionError("a got 1.", "b got 2.")
     assert isinstance(error, ValueError)
     assert error.problems == ("a got 1.", "b got 2.")
-    assert str(error) == "a got 1.\nb got 2."
+    assert str(error) == "a got 1; b got 2."
 
 
 @pytest.mark.parametrize("error", [e for e in EXAMPLES if isinstance(e, PairingError)], ids=lambda e: type(e).__name__)

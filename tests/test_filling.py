@@ -1,7 +1,7 @@
 """Batches as full as the link allows, in order, whatever the sizes; and the names that no message may have."""
 
 from collections import deque
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,10 +19,19 @@ def message(number: int, size: int, **fields: object) -> bytes:
     return encode_message(b"x" * size, message_id=f"m{number}", **fields)
 
 
-def filled(messages: list[bytes], limits: LinkLimits, *, partitioned: bool = False) -> tuple[list[list[bytes]], Tally]:
+class OneByOne(Filler):
+    """Looks at each message, always."""
+
+    def _plain(self, *_: object) -> None:
+        return None
+
+
+def filled(
+    messages: list[bytes], limits: LinkLimits, *, partitioned: bool = False, made: type[Filler] = Filler
+) -> tuple[list[list[bytes]], Tally]:
     """All of them in batches, each as its messages were read back from its payload."""
     tally = Tally("orders")
-    filler = Filler("orders", tally, partitioned=partitioned, left=lambda size: None)
+    filler = made("orders", tally, partitioned=partitioned, left=lambda size: None)
     waiting = deque(enumerate(messages))
     found = []
     while waiting:
@@ -46,6 +55,29 @@ def test_batches_are_full_and_in_order_and_what_is_too_large_is_put_aside(sizes:
     for batch, after in pairwise(found):
         used = len(batch_prefix(batch[0])) + sum(size_in_batch(len(each)) for each in batch)
         assert used + size_in_batch(len(after[0])) > SMALL.max_batch_size
+
+
+IN_LIMITS = [LinkLimits(most, batch) for most in (30, 400, 4000) for batch in (60, 300, 3000)]
+any_message = st.one_of(
+    st.just(b""),
+    st.builds(message, st.integers(0, 99), st.integers(0, 600)),
+    st.builds(message, st.integers(0, 99), st.just(5), partition_key=st.sampled_from("ab")),
+    st.builds(message, st.integers(0, 99), st.just(5), application_properties=st.just({"x-ms-path": "bills"})),
+    st.just(encode_message(b"in-ms-words")),
+)
+
+
+@given(st.lists(any_message, max_size=30), st.sampled_from(IN_LIMITS))
+def test_many_at_a_time_become_what_they_become_one_by_one(messages: list[bytes], limits: LinkLimits) -> None:
+    (found, tally), (expected, same) = filled(messages, limits), filled(messages, limits, made=OneByOne)
+    assert tally == same
+    assert list(chain.from_iterable(found)) == list(chain.from_iterable(expected))
+    # One that is put aside may be found before the batch is full, or after it.
+    assert found == expected or tally.rejected
+
+
+def test_empty_messages_go_in_a_batch_with_others() -> None:
+    assert filled([b"", b"", message(1, 5)], SMALL)[0] == [[b"", b"", message(1, 5)]]
 
 
 def test_a_batch_takes_no_more_than_4500_messages_however_small() -> None:

@@ -1,6 +1,6 @@
 """An embedded AMQP 1.0 broker that the azure-servicebus SDK takes for Service Bus, made to inject faults.
 
-Optional (`pip install spark-sb-sink[broker]`); the library proper never imports it.
+Optional (`pip install '.[broker]'` from a clone); the library proper never imports it.
 """
 
 from spark_sb_sink.broker.faults import (

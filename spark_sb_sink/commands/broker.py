@@ -73,7 +73,7 @@ def broker(
     try:
         from spark_sb_sink.broker.server import Spec
     except ImportError as error:
-        fail(f"the broker needs {error.name}; install it with: pip install 'spark-sb-sink[broker]'")
+        fail(f"the broker needs {error.name}; install it from a clone of the project: pip install '.[broker]'")
     try:
         names = [parse_namespace(text) for text in namespace]
         tiers = parse_tiers(tier or [], [name for name, _ in names])

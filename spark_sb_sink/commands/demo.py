@@ -29,7 +29,7 @@ def demo(
     """
     missing = [name for name in _NEEDS if find_spec(name) is None]
     if missing:
-        fail(f"the demo needs {', '.join(missing)}; install it with: pip install 'spark-sb-sink[demo]'")
+        fail(f"the demo needs {', '.join(missing)}; install it from a clone of the project: pip install '.[demo]'")
     folder = None if keep is None else _folder(keep)
     try:
         require_java()

@@ -1,6 +1,5 @@
 """`spark-sb-sink pair`: the backlog queues made, or only looked at. How they are found and made is in `pairing`."""
 
-import logging
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,8 +34,6 @@ def pair(
         options = options.model_copy(update={"pairing": Pairing.REQUIRED})
     from spark_sb_sink import pairing
 
-    # What it would log, for a pipeline, is what is shown here.
-    logging.getLogger(pairing.__name__).setLevel(logging.ERROR)
     with told_errors():
         paired = pairing.pair(options, dry_run=dry_run)
     complete = not paired.missing and not paired.differing

@@ -30,7 +30,7 @@ def replay(
     """Send quarantined messages to their entities, as they were and with the same message ids.
 
     Mend the cause first, then name what is meant: a filter or --all is required. What is sent is noted, and not sent
-    again by the next replay. Exit code 1 where something that was meant stays.
+    again by the next replay. Exit code 1 where something that was meant stays, also where a signal stopped it.
 
     Example: spark-sb-sink replay --conf-file conf/topics-with-sessions.toml --entity orders --reason "no such entity"
     """
@@ -97,3 +97,5 @@ def _show(outcome: "Replayed", dry_run: bool) -> None:
         f"{number(outcome.sent)} of {number(outcome.matched)} sent, {number(outcome.primary)} of them to the primary, "
         f"{number(outcome.backlog)} to the backlog; {number(outcome.matched - outcome.sent)} left in quarantine."
     )
+    if outcome.stopped:
+        out.print("Stopped by a signal: what was sent is noted, and the same command goes on with the rest.")

@@ -31,7 +31,7 @@ def require_spark(command: str) -> None:
     except ImportError as error:
         package = (error.name or "pyspark").partition(".")[0]
         raise UnsupportedSparkError(
-            f"{command} needs {package}; install it with: pip install 'spark-sb-sink[spark]'."
+            f"{command} needs {package}; install it from a clone of the project: pip install '.[spark]'."
         ) from None
 
 

@@ -52,7 +52,7 @@ def status(
     """How the pair stands: backlog queues, entities, overflow, quarantine, and how long the drain will take.
 
     Takes no message and changes nothing. With only Listen or Send it shows what that allows. Exit code 1 where nothing
-    of the backlog could be seen.
+    of the backlog could be seen, or none of its queues exists.
 
     Example: spark-sb-sink status --conf-file conf/connection-strings.toml --look-again 10s
     """
@@ -140,7 +140,8 @@ def _queues(out: Console, backlog: "BacklogLook") -> None:
     now = datetime.now(UTC)
     for queue in (*backlog.queues, *backlog.extra):
         name = queue.name.removeprefix(backlog.path)
-        name = f"{name} (extra)" if queue in backlog.extra else name
+        marks = [*(["extra"] if queue in backlog.extra else []), *([] if queue.enabled else [str(queue.status)])]
+        name = f"{name} ({', '.join(marks)})" if marks else name
         if queue.missing:
             shown.add_row(name, "missing", "", "", "", "")
             continue

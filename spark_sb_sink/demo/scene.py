@@ -80,7 +80,7 @@ class Scene:
         self._lines: deque[Line] = deque()
         self._sent: deque[tuple[float, int]] = deque()
         self._changes: set[tuple[str, Health, float]] = set()
-        self.warnings: list[str] = []
+        self._warned: set[str] = set()
 
     # Those who know something
 
@@ -107,8 +107,9 @@ class Scene:
                 case SyphonTurn(moved=moved):
                     for each in moved:
                         facts.drained[each.entity] = facts.drained.get(each.entity, 0) + each.moved
-                case Warned(text):
-                    self.warnings.append(text)
+                case Warned(text) if text not in self._warned:
+                    self._warned.add(text)
+                    self._lines.append(Line(self._clock() - self._began, f"Warning: {text}"))
                 case _:
                     pass
 

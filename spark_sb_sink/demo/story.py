@@ -162,8 +162,8 @@ class _Acts:
     ) -> Outage:
         tell = self._scene.tell
         tell(failing, f"{what} is down")
+        failed_at = time.time()  # before: what is down may be noticed while the call returns
         fail()
-        failed_at = time.time()
         before = self._by_backlog(entities)
         failover_s = self._all_are(entities, Health.FAILED_OVER, failed_at)
         tell(f"{names(entities)} failed over after {failover_s:.1f} s: messages go to the backlog queues.")
@@ -173,8 +173,8 @@ class _Acts:
         )
         self._for(4)
         tell(healing, f"{what} is up again")
-        heal()
         healed_at = time.time()
+        heal()
         failback_s = self._all_are(entities, Health.HEALTHY, healed_at)
         tell(f"{names(entities)} came back after {failback_s:.1f} s: messages go to the primary.")
         self._for(2)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from spark_sb_sink.amqp.encode import encode_timestamp, encode_uint
+from spark_sb_sink.amqp.errors import MalformedMessageError
 from spark_sb_sink.amqp.layout import NULL, compound_body, cut, cut_map, join_list, join_map
 from spark_sb_sink.amqp.message import (
     ANNOTATIONS_PREFIX,
@@ -110,7 +111,10 @@ def _bytes_of(encoded: bytes, section: Section | None) -> bytes:
 def _aliases(encoded: bytes, section: Section | None) -> tuple[Aliases, Sequence[bytes]]:
     if section is None or section.end - section.start > _SHORT:
         return take_aliases(encoded, section)
-    return _known_aliases(encoded[section.start : section.end], section.value - section.start)
+    try:
+        return _known_aliases(encoded[section.start : section.end], section.value - section.start)
+    except MalformedMessageError:
+        return take_aliases(encoded, section)  # which knows at what byte of the message
 
 
 @lru_cache(maxsize=1024)
@@ -137,8 +141,9 @@ def _annotations(encoded: bytes, section: Section | None, scheduled: bytes | Non
     enqueued = None
     if section is not None:
         first, count = compound_body(encoded, encoded[section.value], section.value + 1, section.end)
+        # An empty map is none of the broker's: it stays.
         match = _ONLY_BROKER_KEYS.fullmatch(encoded, first, section.end)
-        if match is not None and count == 2 * encoded.count(_KEY_STARTS, first, section.end):
+        if count and match is not None and count == 2 * encoded.count(_KEY_STARTS, first, section.end):
             if match[1] is not None:
                 enqueued = int.from_bytes(match[1], "big", signed=True)
             return ANNOTATIONS_PREFIX + join_map(b"".join(front), len(front)) if front else b"", enqueued

@@ -13,7 +13,7 @@ from spark_sb_sink.amqp.encode import STRING8, SYMBOL8
 from spark_sb_sink.amqp.layout import NULL
 from spark_sb_sink.amqp.message import DATA_HEADS, FEW, MAX_ID_LENGTH, PROPERTIES8, data_head, properties_head
 from spark_sb_sink.entity_names import is_entity_name
-from spark_sb_sink.rows.columns import Problems, raw_bytes, texts
+from spark_sb_sink.rows.columns import Problems, is_utf8, raw_bytes
 from spark_sb_sink.rows.contract import RowPlan
 from spark_sb_sink.rows.encoded import EntityMessages
 from spark_sb_sink.rows.ids import IdMaker
@@ -82,23 +82,25 @@ def _messages(columns: Columns, entity: str | None, size: int, ids: IdMaker) -> 
 
 def _entities(columns: Columns) -> list[str]:
     """The entity of each row; one for all rows where there is but one."""
-    problems: Problems = {}
-    found = texts(columns["entity"][0], "entity", problems)
-    several = dict.fromkeys(found)
-    if problems or not all(name is not None and is_entity_name(name) for name in several):
+    column = columns["entity"][0]
+    if not is_utf8(column):
         raise _UnusualError
-    return [name for name in (several if len(several) == 1 else found) if name is not None]
+    several: list[str] = column.unique().to_pylist()
+    if not all(map(is_entity_name, several)):
+        raise _UnusualError
+    found: list[str] = several if len(several) == 1 else column.to_pylist()
+    return found
 
 
 def _encoded(columns: Columns, name: str) -> list[bytes]:
     """A column of short texts as AMQP strings; content types are symbols."""
     column = columns[name][0]
+    if not is_utf8(column):
+        raise _UnusualError
     raws = raw_bytes(column, Kind.STRING)
-    problems: Problems = {}
-    texts(column, name, problems)  # whether it is UTF-8
     longest = max(map(len, filter(None, raws)), default=0)
     # By bytes, which are never fewer than characters.
-    if problems or longest > (MAX_ID_LENGTH if name in _IDS else 255):
+    if longest > (MAX_ID_LENGTH if name in _IDS else 255):
         raise _UnusualError
     if name == "message_id" and not all(raws):
         raise _UnusualError

@@ -225,7 +225,7 @@ class Deferred:
                 continue
             plan.succeeded()
             now_ms = int(self._shared.wall_clock() * 1000)
-            items = [self._drain.item(each.payload, each.lock_token, now_ms) for each in got]
+            items = [self._drain.item(each.payload, each.lock_token.bytes_le, now_ms) for each in got]
             self._drain.settler.hold(items)
             self._drain.dispatch(items)
             await asyncio.sleep(0)

@@ -26,7 +26,8 @@ from spark_sb_sink.options import Options
 from spark_sb_sink.pairing_keeper import PairingKeeper
 from spark_sb_sink.shipping import Shipping
 from spark_sb_sink.syphon.empty import is_empty
-from spark_sb_sink.syphon.overflow_drain import OverflowDrain, OverflowSent, OverflowThread
+from spark_sb_sink.syphon.overflow_drain import OverflowDrain, OverflowSent
+from spark_sb_sink.syphon.overflow_thread import OverflowThread
 from spark_sb_sink.syphon.rate import Shares
 from spark_sb_sink.syphon.slots import check_slots
 from spark_sb_sink.syphon.transfers import OVERFLOW_BATCH, of_overflow, of_turn

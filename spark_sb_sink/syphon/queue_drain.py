@@ -6,7 +6,6 @@ Runs as tasks in the factory's loop, from run to run. What it knows of the queue
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from uuid import UUID
 
 from spark_sb_sink.envelope import TtlPolicy
 from spark_sb_sink.errors import ClosedError, redact
@@ -153,7 +152,7 @@ class QueueDrain:
             now_ms = int(self._shared.wall_clock() * 1000)
             items: list[Item] = []
             for delivery in deliveries[start : start + _AT_ONCE]:
-                item = self.item(delivery.payload, delivery.lock_token, now_ms)
+                item = self.item(delivery.payload, delivery.tag, now_ms)
                 item.delivery, item.brought_by = delivery, brought_by
                 size += item.size
                 items.append(item)
@@ -170,13 +169,13 @@ class QueueDrain:
 
     # Restore
 
-    def item(self, payload: bytes, token: UUID, now_ms: int) -> Item:
+    def item(self, payload: bytes, tag: bytes, now_ms: int) -> Item:
         """The delivery as a message for its entity; one that can never be moved has the reason instead."""
         found = restored(payload, self._ttl, now_ms)
         if isinstance(found, Unmovable):
-            return Item(token, found.path, b"", len(payload), found.enqueued_ms, unmovable=found)
+            return Item(tag, found.path, b"", len(payload), found.enqueued_ms, unmovable=found)
         path, message, enqueued_ms = found
-        return Item(token, path, message, len(payload), enqueued_ms)
+        return Item(tag, path, message, len(payload), enqueued_ms)
 
     def dispatch(self, items: Iterable[Item]) -> None:
         """To the lanes of their entities, aside, or back."""

@@ -60,7 +60,9 @@ class Ledger:
 
     def note(self, queue: str, entity: str, what: str, enqueued_ms: int | None, size: int) -> None:
         """One message. `what` is the name of a count of `Receipt`."""
-        sums = self._sums.setdefault((queue, entity), _Sums())
+        sums = self._sums.get((queue, entity))
+        if sums is None:
+            sums = self._sums[queue, entity] = _Sums()
         sums.counts[what] = sums.counts.get(what, 0) + 1
         if what == "moved":
             sums.bytes += size

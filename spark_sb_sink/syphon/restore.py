@@ -31,7 +31,8 @@ class Unmovable:
 class Item:
     """A locked message on its way. One that was deferred came by its sequence number, and has no delivery."""
 
-    token: UUID
+    tag: bytes
+    """Its lock token as it comes with a delivery. Few are settled by it, so no UUID is made for each."""
     path: str
     message: bytes
     size: int
@@ -42,6 +43,11 @@ class Item:
     """When its lock was last known to be held, by the drain's clock."""
     lost: bool = False
     unmovable: Unmovable | None = None
+
+    @property
+    def token(self) -> UUID:
+        """What the management node knows the lock by."""
+        return UUID(bytes_le=self.tag)
 
     @property
     def deferred(self) -> bool:

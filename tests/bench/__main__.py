@@ -1,9 +1,9 @@
-"""`python -m tests.bench NAME [--json]`: benchmarks, each a program of its own."""
+"""`python -m tests.bench NAME [--json]`: benchmarks, each a program of its own; `page` tells what they found."""
 
 import importlib
 import sys
 
-PROGRAMS = ("broker", "sink", "syphon", "batch", "failover", "scale", "plot")
+PROGRAMS = ("broker", "sink", "syphon", "batch", "failover", "scale", "page")
 
 
 def main() -> int:

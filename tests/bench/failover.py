@@ -2,7 +2,7 @@
 
 A paired factory sends 100 messages of 200 bytes after the other, without pause, as a stream does; a fault is hung on
 the primary, stays for a while, and is taken off. Times are those at which the sender knows of the acknowledgement.
-Failover interval 0 and 5 s, ping interval 1 s, send deadline 5 s. For each kind of fault also the messages a second
+Failover interval 0 and 5 s, ping interval 1 s, send deadline 3 s. For each kind of fault also the messages a second
 before, during and after.
 """
 
@@ -10,18 +10,29 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 from spark_sb_sink.amqp import encode_message
 from spark_sb_sink.broker import NamespaceHandle
-from spark_sb_sink.broker.faults import BlackHole, CbsAnswer, Fault, FullQuota, Refuse, Reject, Shape
+from spark_sb_sink.broker.faults import (
+    BlackHole,
+    CbsAnswer,
+    CutMidBatch,
+    Fault,
+    FullQuota,
+    LoseAck,
+    Refuse,
+    Reject,
+    Shape,
+)
 from spark_sb_sink.factory import PairedFactory
 from tests.bench.harness import Given, Row, Samples, arguments, finish
 from tests.bench.pair import PairGround, pair_ground
 
-SEND_TIMEOUT = 5.0
+SEND_TIMEOUT = 3.0
 PING_INTERVAL = 1.0
 AT_ONCE = 100
-PHASE = 1.5
+PHASE = 0.5
 """Seconds for which a rate is measured."""
 GIVE_UP = 60.0
 
@@ -29,9 +40,13 @@ Strike = Callable[[NamespaceHandle, str], Callable[[], object]]
 """Puts a fault in force; what it returns heals it."""
 
 
-def hung(fault: Fault, *, whole: bool = True) -> Strike:
+def hung(fault: Fault, *, whole: bool = True, cut: bool = False) -> Strike:
+    """`cut`: for a fault that only new links see."""
+
     def strike(primary: NamespaceHandle, entity: str) -> Callable[[], object]:
         number = primary.hang(fault, None if whole else entity)
+        if cut:
+            primary.cut()
         return lambda: primary.undo(number)
 
     return strike
@@ -42,15 +57,14 @@ def stopped(primary: NamespaceHandle, entity: str) -> Callable[[], object]:
     return primary.start
 
 
-def no_tokens(primary: NamespaceHandle, entity: str) -> Callable[[], object]:
-    number = primary.hang(CbsAnswer(503))
-    primary.cut()  # links that have their token would go on for its lifetime
-    return lambda: primary.undo(number)
-
-
 def disabled(primary: NamespaceHandle, entity: str) -> Callable[[], object]:
     primary.disable(entity)
     return lambda: primary.enable(entity)
+
+
+def deleted(primary: NamespaceHandle, entity: str) -> Callable[[], object]:
+    primary.delete(entity)
+    return lambda: primary.create_queue(entity, discard=True)
 
 
 FAULTS: dict[str, Strike] = {
@@ -59,12 +73,22 @@ FAULTS: dict[str, Strike] = {
     "black hole": hung(BlackHole("accept")),
     "black hole after attach": hung(BlackHole("attach")),
     "slower than the deadline": hung(Shape(latency=30.0)),
-    "$cbs answers 503": no_tokens,
+    "$cbs answers 503": hung(CbsAnswer(503), cut=True),
+    "attach refused": hung(Reject(at="attach"), whole=False, cut=True),
     "internal error": hung(Reject(), whole=False),
+    "acknowledgement lost": hung(LoseAck(), whole=False),
+    "cut within a batch": hung(CutMidBatch(), whole=False),
     "entity disabled": disabled,
+    "entity deleted": deleted,
     "quota full": hung(FullQuota(), whole=False),
 }
 QUICK = ("connections refused", "internal error")
+INTERVALS = (0.0, 5.0)
+
+
+def cases(quick: bool) -> list[tuple[str, float]]:
+    """Kind of fault and failover interval."""
+    return list(product(QUICK, INTERVALS[:1]) if quick else product(FAULTS, INTERVALS))
 
 
 @dataclass
@@ -146,10 +170,7 @@ def run_once(on: PairGround, fault: str, interval: float, phase: float, samples:
 
 def run(given: Given) -> Iterator[Row]:
     wanted = [
-        (fault, interval)
-        for fault in (QUICK if given.quick else FAULTS)
-        for interval in ((0.0,) if given.quick else (0.0, 5.0))
-        if given.wants(f"{fault}, interval {interval:g} s")
+        (fault, interval) for fault, interval in cases(given.quick) if given.wants(f"{fault}, interval {interval:g} s")
     ]
     found = {case: Samples() for case in wanted}
     with pair_ground() as on:
@@ -167,5 +188,5 @@ def run(given: Given) -> Iterator[Row]:
 
 
 def main(words: Sequence[str]) -> int:
-    given = arguments("failover", words, __doc__, rounds=3)
+    given = arguments("failover", words, __doc__, rounds=2)
     return finish(run(given), given)

@@ -65,7 +65,7 @@ class PairGround:
 
     def fill(self, queue: str, payloads: Sequence[bytes]) -> None:
         """Put batches into a queue of the secondary as they are."""
-        asyncio.run(_send(self.secondary.connection_string, queue, payloads))
+        fill(self.secondary.connection_string, queue, payloads)
 
 
 def wrapped_batches(entity: str, count: int, size: int) -> list[bytes]:
@@ -73,6 +73,11 @@ def wrapped_batches(entity: str, count: int, size: int) -> list[bytes]:
     messages = [wrap(encode_message(b"y" * size, message_id=f"{at:032x}"), entity) for at in range(count)]
     parts = (messages[start : start + PER_BATCH] for start in range(0, count, PER_BATCH))
     return [batch_payload(batch_prefix(part[0]), part) for part in parts]
+
+
+def fill(connection: str, queue: str, payloads: Sequence[bytes]) -> None:
+    """Put batches into a queue as they are."""
+    asyncio.run(_send(connection, queue, payloads))
 
 
 async def _send(connection: str, queue: str, payloads: Sequence[bytes]) -> None:

@@ -1,20 +1,21 @@
-"""`python -m tests.bench plot FILE … --to FOLDER`: the figures of runs with --json as bars, one SVG for each program.
+"""The rows of a run as bars, an SVG for each figure. Which program it was is told by the keys of its rows."""
 
-A file is what a run printed; its last line is read. Which program it was is told by the keys of its rows.
-"""
-
-import argparse
-import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from xml.sax.saxutils import escape
 
 from tests.bench.harness import Row
 
-COLOURS = {"ours": "#2563a8", "sdk batches": "#c8702a", "sdk single": "#d9a441", "send left out": "#9aa3ad"}
+COLOURS = {
+    "ours": "#2563a8",
+    "sdk batches": "#c8702a",
+    "sdk batches, links kept": "#5a8f4e",
+    "sdk single": "#d9a441",
+    "send left out": "#9aa3ad",
+}
 OTHERS = ("#2563a8", "#c8702a", "#5a8f4e", "#9aa3ad")
+LEAST = 0.01
+"""What a logarithmic scale shows nothing below of."""
 WIDTH, LEFT, RIGHT, BAR, GAP, TOP = 760, 210, 110, 15, 10, 58
 
 
@@ -59,8 +60,8 @@ class Chart:
         room, most, least = WIDTH - LEFT - RIGHT, max(values), min(values)
         if not self.logarithmic:
             return max(1.0, room * max(0.0, value) / most)
-        start = 10 ** math.floor(math.log10(least))
-        return max(1.0, room * math.log(value / start) / math.log(most / start))
+        start = 10 ** math.floor(math.log10(max(least, LEAST)))
+        return max(1.0, room * math.log(max(value, LEAST) / start) / math.log(max(most, 10 * LEAST) / start))
 
     def _words(self, value: float) -> str:
         return f"{value:,.0f} {self.unit}" if value >= 100 else f"{value:.3g} {self.unit}"
@@ -79,7 +80,13 @@ def _size(count: int) -> str:
 
 
 def sink(rows: list[Row]) -> dict[str, Chart]:
-    series = {"ours": "ours", "sdk_batch": "sdk batches", "sdk_single": "sdk single", "noop": "send left out"}
+    series = {
+        "ours": "ours",
+        "sdk_batch_kept": "sdk batches, links kept",
+        "sdk_batch": "sdk batches",
+        "sdk_single": "sdk single",
+        "noop": "send left out",
+    }
 
     def groups(figure: str) -> list[tuple[str, dict[str, float]]]:
         return [
@@ -130,11 +137,15 @@ def scale(rows: list[Row]) -> dict[str, Chart]:
     for case, words in (("entities", "entities"), ("bytes", "message size"), ("depth", "backlog depth")):
         mine = [row for row in rows if row["case"] == ("size" if case == "bytes" else case)]
         if mine:
-            groups = [
-                (_size(row[case]) if case == "bytes" else f"{row[case]:,}", {"": row["ours_cpu_us"]}) for row in mine
-            ]
+            groups = [(_size(row[case]) if case == "bytes" else f"{row[case]:,}", _sending(row)) for row in mine]
             charts[f"scale-{case}"] = Chart(f"Processor time for a message, by {words}", "µs", groups)
     return charts
+
+
+def _sending(row: Row) -> dict[str, float]:
+    """Without the sink's job only where there is one."""
+    bars = {"ours": row["ours_cpu_us"]}
+    return {**bars, "send left out": row["noop_cpu_us"]} if "noop_cpu_us" in row else bars
 
 
 def charts_of(rows: list[Row]) -> dict[str, Chart]:
@@ -149,17 +160,3 @@ def charts_of(rows: list[Row]) -> dict[str, Chart]:
         if key in keys:
             return make(rows)
     raise SystemExit(f"no chart for rows with {', '.join(keys)}")
-
-
-def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench plot", description=__doc__)
-    parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--to", type=Path, default=Path("docs/performance"))
-    given = parser.parse_args(words)
-    given.to.mkdir(parents=True, exist_ok=True)
-    for file in given.files:
-        rows = json.loads(file.read_text(encoding="utf-8").splitlines()[-1])["rows"]
-        for name, chart in charts_of(rows).items():
-            (given.to / f"{name}.svg").write_text(chart.svg(), encoding="utf-8")
-            print(given.to / f"{name}.svg")
-    return 0

@@ -1,27 +1,39 @@
 """What a message costs as there are more entities, as messages grow, and as the backlog gets deeper.
 
-Entities 1 to 200 and sizes 100 B to 200 KB through Spark and the sink to a broker that keeps nothing; depths 1,000 to
-200,000 through the syphon's core. Processor time is that of the side which sends or moves; memory is the most that one
-worker and the driver's JVM had, for the depths the most that the syphon's process grew by.
+Entities 1 to 200 and sizes 100 B to 200 KB through Spark and the sink to a broker that keeps nothing, in turns with the
+same job with the send left out; depths 1,000 to 200,000 through the syphon's core. Processor time is that of the side
+which sends or moves. Memory is the most that was resident: of a worker (for the depths, the process that drains: a
+fresh one each time), of the driver's Python process, and of its JVM.
 """
 
-import gc
 import os
-import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+from tests.bench.depth import from_backlog
 from tests.bench.ground import Ground, ground
-from tests.bench.harness import Given, Row, Samples, arguments, finish
-from tests.bench.pair import PairGround, pair_ground, wrapped_batches
-from tests.bench.processes import forget_peak, memory, peak_memory
-from tests.bench.sink import keep_warm, measured
-from tests.bench.syphon import ours as drained
+from tests.bench.harness import Given, Row, Samples, arguments, finish, interleaved
+from tests.bench.pair import pair_ground
+from tests.bench.processes import forget_peak, peak_memory
+from tests.bench.sink import keep_warm, left_out, measured
 
 MIB = 2**20
-ENTITIES = (1, 5, 20, 50, 100, 200)
+ENTITIES = (1, 5, 20, 50, 200)
 SIZES = (100, 1_000, 10_000, 50_000, 200_000)
-DEPTHS = (1_000, 10_000, 50_000, 200_000)
+DEPTHS = (1_000, 20_000, 200_000)
+MOST = 200_000
 MAX_LINKS = 256
+Case = dict[str, Any]
+
+
+def cases(quick: bool) -> list[Case]:
+    """What names each row."""
+    entities, sizes, depths = ((2,), (10_000,), (500,)) if quick else (ENTITIES, SIZES, DEPTHS)
+    return [
+        *({"case": "entities", "entities": count, "bytes": 200} for count in entities),
+        *({"case": "size", "entities": 1, "bytes": size} for size in sizes),
+        *({"case": "depth", "depth": depth, "bytes": 200} for depth in depths),
+    ]
 
 
 def through_spark(on: Ground, entities: int, size: int, count: int, rounds: int) -> Row:
@@ -31,62 +43,44 @@ def through_spark(on: Ground, entities: int, size: int, count: int, rounds: int)
     with (
         on.sink(max_links=MAX_LINKS) as sink,
         on.rows(names, size, count) as df,
-        on.rows(names, size, max(entities, min(count, 2_000))) as few,
+        on.rows(names, size, max(entities * 2, min(count, 2_000))) as few,
     ):
-        keep_warm(sink, few)
-        for _ in range(rounds):
-            keep_warm(sink, few)
+
+        def ours() -> dict[str, float]:
             on.processes.forget_peaks()
-            figures = measured(on, count, lambda: sink.write(df))
-            samples.add(ours_per_s=figures["per_s"], ours_cpu_us=figures["cpu_us"])
+            forget_peak(os.getpid())
+            figures = dict(measured(on, count, lambda: sink.write(df)))
             samples.add(
-                worker_peak_mb=on.processes.worker_peak() / MIB, driver_peak_mb=peak_memory(on.processes.driver) / MIB
+                worker_peak_mb=on.processes.worker_peak() / MIB,
+                driver_peak_mb=peak_memory(os.getpid()) / MIB,
+                driver_jvm_peak_mb=peak_memory(on.processes.driver) / MIB,
+                broker_cpu_us=figures.pop("broker_cpu_us"),
             )
+            return figures
+
+        def noop() -> dict[str, float]:
+            return {"cpu_us": measured(on, count, lambda: left_out(df, count))["cpu_us"]}
+
+        keep_warm(sink, few)
+        interleaved(rounds, {"ours": ours, "noop": noop}, samples, before=lambda: keep_warm(sink, few))
     for name in names:
         on.primary.delete(name)
-    return samples.row()
-
-
-def from_backlog(on: PairGround, depth: int, rounds: int) -> Row:
-    entity = on.entity(discard=True)
-    payloads = wrapped_batches(entity, depth, 200)
-    samples = Samples()
-    for _ in range(rounds):
-        with on.factory(long_poll="20s") as factory:
-            queue = f"{factory.options.backlog_path}0"
-            on.fill(queue, payloads)
-            gc.collect()
-            forget_peak(os.getpid())
-            before, cpu = memory(os.getpid()), time.process_time()
-            per_s = drained(on, factory, queue, depth)
-            samples.add(
-                ours_per_s=per_s,
-                ours_cpu_us=(time.process_time() - cpu) / depth * 1e6,
-                worker_peak_mb=(peak_memory(os.getpid()) - before) / MIB,
-            )
-    on.primary.delete(entity)
-    return samples.row()
+    return {"messages": count, **samples.row()}
 
 
 def run(given: Given) -> Iterator[Row]:
-    entities, sizes, depths = ((1, 5), (100, 10_000), (500,)) if given.quick else (ENTITIES, SIZES, DEPTHS)
-    most = 1_000 if given.quick else 200_000
-    if given.wants("entities") or given.wants("size"):
+    wanted = [case for case in cases(given.quick) if given.wants(str(case["case"]))]
+    most = 1_000 if given.quick else MOST
+    spark = [case for case in wanted if case["case"] != "depth"]
+    if spark:
         with ground() as on:
-            for count in entities if given.wants("entities") else ():
-                yield {
-                    "case": "entities",
-                    "entities": count,
-                    "bytes": 200,
-                    **through_spark(on, count, 200, most, given.rounds),
-                }
-            for size in sizes if given.wants("size") else ():
-                count = min(most, 200 * MIB // size)
-                yield {"case": "size", "entities": 1, "bytes": size, **through_spark(on, 1, size, count, given.rounds)}
-    if given.wants("depth"):
+            for case in spark:
+                count = min(most, 200 * MIB // case["bytes"])
+                yield {**case, **through_spark(on, case["entities"], case["bytes"], count, given.rounds)}
+    if wanted != spark:
         with pair_ground() as pair:
-            for depth in depths:
-                yield {"case": "depth", "depth": depth, "bytes": 200, **from_backlog(pair, depth, given.rounds)}
+            for case in wanted[len(spark) :]:
+                yield {**case, **from_backlog(pair, case["depth"], given.rounds)}
 
 
 def main(words: Sequence[str]) -> int:

@@ -12,15 +12,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceivedMessage
 
+from spark_sb_sink.broker import NamespaceHandle
 from spark_sb_sink.broker.faults import Shape
 from spark_sb_sink.factory import PairedFactory
 from spark_sb_sink.syphon import Drain
-from tests.bench.harness import Given, Row, Samples, arguments, finish, interleaved
+from tests.bench.harness import Given, Row, Samples, arguments, finish, interleaved, ratio
 from tests.bench.pair import PairGround, pair_ground, wrapped_batches
+from tests.bench.processes import cpu_seconds
 
 SIZE = 200
 AT_ONCE = 100
 """What the loop asks for at a time."""
+
+
+def cases(quick: bool) -> list[tuple[int, int, int]]:
+    """Round trip in ms, depth, and how many of them the SDK moves."""
+    depths = (500,) if quick else (2_000, 100_000)
+    return [(rtt, depth, 50 if quick else 200 if rtt else 2_000) for rtt in (0, 10) for depth in depths]
 
 
 def restored(message: ServiceBusReceivedMessage) -> ServiceBusMessage:
@@ -52,7 +60,7 @@ def sdk_loop(on: PairGround, queue: str, entity: str, count: int, *, as_list: bo
         return moved / (time.perf_counter() - start)
 
 
-def ours(on: PairGround, factory: PairedFactory, queue: str, depth: int) -> float:
+def ours(secondary: NamespaceHandle, factory: PairedFactory, queue: str, depth: int) -> float:
     drain = Drain(factory, [queue])
     looks = itertools.count()
     ended = 0.0
@@ -60,7 +68,7 @@ def ours(on: PairGround, factory: PairedFactory, queue: str, depth: int) -> floa
     def empty() -> bool:
         nonlocal ended
         # Asking costs the broker time; the drain asks this every 20 ms.
-        if next(looks) % 3 == 0 and not any(on.secondary.counts(queue).values()):
+        if next(looks) % 3 == 0 and not any(secondary.counts(queue).values()):
             ended = time.perf_counter()
             return True
         return False
@@ -87,38 +95,48 @@ def run_case(on: PairGround, rtt_ms: int, depth: int, sample: int, rounds: int) 
                 shapes = [
                     (side, side.hang(Shape(latency=rtt_ms / 1000))) for side in (on.primary, on.secondary) if rtt_ms
                 ]
+                moved, cpu, broker = (
+                    depth if work is drained else sample,
+                    time.process_time(),
+                    cpu_seconds(on.broker.pid),
+                )
                 try:
-                    return {"per_s": work()}
+                    per_s = work()
+                    return {
+                        "per_s": per_s,
+                        "cpu_us": (time.process_time() - cpu) / moved * 1e6,
+                        "broker_cpu_us": (cpu_seconds(on.broker.pid) - broker) / moved * 1e6,
+                    }
                 finally:
                     for side, hung in shapes:
                         side.undo(hung)
 
             return measured
 
+        def drained() -> float:
+            return ours(on.secondary, factory, queue, depth)
+
         variants = {
-            "ours": filled(lambda: ours(on, factory, queue, depth)),
+            "ours": filled(drained),
             "sdk": filled(lambda: sdk_loop(on, queue, entity, sample, as_list=False)),
             "sdk_list": filled(lambda: sdk_loop(on, queue, entity, sample, as_list=True)),
         }
         interleaved(rounds, variants, samples)
     on.primary.delete(entity)
-    ratios = {
-        "ratio": samples.median("ours_per_s") / samples.median("sdk_per_s"),
-        "ratio_vs_list": samples.median("ours_per_s") / samples.median("sdk_list_per_s"),
-    }
-    return {"rtt_ms": rtt_ms, "depth": depth, **samples.row(), **{name: round(at, 1) for name, at in ratios.items()}}
+    samples.by_name["broker_cpu_us"] = samples.by_name.pop("ours_broker_cpu_us")
+    samples.derive("cpu_ratio", ratio, "sdk_cpu_us", "ours_cpu_us")
+    samples.derive("ratio", ratio, "ours_per_s", "sdk_per_s")
+    samples.derive("ratio_vs_list", ratio, "ours_per_s", "sdk_list_per_s")
+    return {"rtt_ms": rtt_ms, "depth": depth, "sdk_messages": sample, **samples.row()}
 
 
 def run(given: Given) -> Iterator[Row]:
-    depths = (500,) if given.quick else (2_000, 100_000)
     with pair_ground() as on:
-        for rtt_ms in (0, 10):
-            for depth in depths:
-                sample = 50 if given.quick else 2_000 if not rtt_ms else 200
-                if given.wants(f"{rtt_ms} ms, depth {depth}"):
-                    yield run_case(on, rtt_ms, depth, sample, given.rounds)
+        for rtt_ms, depth, sample in cases(given.quick):
+            if given.wants(f"{rtt_ms} ms, depth {depth}"):
+                yield run_case(on, rtt_ms, depth, sample, given.rounds)
 
 
 def main(words: Sequence[str]) -> int:
-    given = arguments("syphon", words, __doc__, rounds=5)
+    given = arguments("syphon", words, __doc__, rounds=3)
     return finish(run(given), given)

@@ -14,6 +14,7 @@ from spark_sb_sink.broker.faults import Refuse
 from spark_sb_sink.broker.journal import billed
 from spark_sb_sink.syphon import deferred
 from tests.commands.support import run, sentence, toml
+from tests.conftest import await_that
 from tests.syphon.field import Field
 
 SETUPS = st.builds(
@@ -95,6 +96,68 @@ def test_pings_by_link_cost_nothing_and_a_short_outage_has_none(outage: cost.Out
     assert cost.pings(cost.Setup(failover_interval=outage.seconds + 1), outage) == 0
 
 
+HOUR = 3600
+
+
+@pytest.mark.parametrize(
+    ("given", "setup", "expected"),
+    [
+        ((60, 1), {}, 1 * 1 * 2),  # the fault that diverts, and the ping that succeeds
+        ((HOUR, 1), {}, 60 * 1 * 2),  # 59 minutes after the failover interval
+        ((HOUR, 3), {"executors": 2}, 60 * 3 * (2 + 1)),
+        ((HOUR, 3), {"executors": 2, "syphons": 0}, 60 * 3 * 2),
+        ((HOUR, 3), {"executors": 2, "syphons": 4, "ping_interval": 300.0}, 12 * 3 * (2 + 4)),
+        ((HOUR, 2), {"executors": 5, "ping_interval": 1.0, "failover_interval": 0.0}, 3601 * 2 * (5 + 1)),
+        ((59, 3), {"executors": 2}, 0),
+    ],
+)
+def test_pings_are_entities_times_those_that_ping_times_intervals(
+    given: tuple[float, int], setup: dict[str, float], expected: int
+) -> None:
+    seconds, entities = given
+    charges = cost.outage(cost.Setup(**setup), cost.Outage(seconds, rate=0, entities=entities))  # type: ignore[arg-type]
+    assert charges.pings == charges.extra == expected
+
+
+@pytest.mark.parametrize(
+    ("setup", "receives", "peeks"),
+    [
+        (cost.Setup(), 10 * 2880, 10 * 720),
+        (cost.Setup(queues=3, syphons=2), 3 * 2 * 2880, 3 * 2 * 720),
+        (cost.Setup(queues=3, long_poll=420), 3 * 6172, 3 * 720),  # 6171.4 polls: the last one is begun, and billed
+        (cost.Setup(queues=7, long_poll=1800, syphons=5), 7 * 5 * 1440, 7 * 5 * 720),
+        (cost.Setup(syphons=0), 0, 0),
+    ],
+)
+def test_what_is_idle_is_billed_for_each_queue_and_each_syphon(setup: cost.Setup, receives: int, peeks: int) -> None:
+    idle = cost.idle(setup)
+    assert (idle.receives_30d, idle.peeks_30d, idle.operations_30d) == (receives, peeks, receives + peeks)
+
+
+def test_each_executor_pings_each_entity_and_the_broker_bills_the_ping_that_is_taken(
+    field: Field, tmp_path: Path
+) -> None:
+    names = field.entities(3)
+    sinks = []
+    for number in range(2):
+        field.folder = tmp_path / f"executor-{number}"  # each has a board of its own
+        field.folder.mkdir()
+        sinks.append(field.factory(failover_interval="0s", ping_interval="1s", backlog_queue_count=1))
+    faults = [field.primary.hang(Refuse(), name) for name in names]
+    for number, sink in enumerate(sinks):
+        sink.send({name: [encode_message(b"x", message_id=f"{name}-{number}")] for name in names})
+    for fault in faults:
+        field.primary.undo(fault)
+    billed_pings = cost.pings(
+        cost.Setup(failover_interval=0, ping_interval=1, executors=len(sinks), syphons=0),
+        cost.Outage(seconds=0, rate=1, entities=len(names)),  # those of the outage found nobody, and are not billed
+    )
+    await_that(lambda: sum(field.primary.counters(name)["pings"] for name in names) >= billed_pings)
+    for sink in sinks:
+        sink.close()
+    assert [field.primary.counters(name)["pings"] for name in names] == [len(sinks)] * len(names)
+
+
 def test_what_is_known_elsewhere_is_the_same_here() -> None:
     assert deferred.LOOK_EVERY == cost.LOOK_EVERY
     assert deferred.PAGE == cost.PAGE
@@ -150,6 +213,10 @@ class TestCommand:
     def test_queues_long_poll_and_syphons_vary_it(self) -> None:
         told = run("cost", "--json", "--queues", "4", "--long-poll", "5m", "--syphons", "3").json
         assert told["idle_receives_30d"] == 4 * 8640 * 3
+
+    def test_entities_executors_and_syphons_ping(self) -> None:
+        arguments = ["--outage", "1h", "--entities", "3", "--executors", "2", "--syphons", "2"]
+        assert run("cost", "--json", *arguments).json["outage"]["pings"] == 60 * 3 * (2 + 2)
 
     def test_money_is_told_at_the_prices_given(self) -> None:
         arguments = ["--outage", "1h", "--rate", "100", "--message-size", "100KB", "--price-per-million", "0.8"]

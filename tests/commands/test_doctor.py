@@ -3,9 +3,11 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 
 from spark_sb_sink import doctor_machine, doctor_service
@@ -104,6 +106,41 @@ def test_missing_queues_and_entities_are_told(conf_file: ConfFile) -> None:
     assert assumed["backlog queues"]["verdict"] == "fail"
 
 
+def test_each_backlog_queue_is_tried_also_where_nobody_may_look_at_them(
+    servicebus: ServiceBusPair, conf_file: ConfFile
+) -> None:
+    path = f"{servicebus.name}/x-servicebus-transfer/"
+    servicebus.secondary.create_queue(f"{path}0", max_message_kb=256)
+    weak = servicebus.secondary.add_policy(f"sl-{servicebus.name}", ["Send", "Listen"])
+    secondary = {"connection_string": weak, "ca_file": servicebus.secondary.ca_file}
+    file = conf_file(secondary=secondary, pairing="assume")
+    done, found = doctor(file)
+    assert done.code == 1
+    assert found["backlog queues"]["verdict"] == "fail"
+    assert f"{path}1 is missing" in found["backlog queues"]["found"]
+    assert found["Send on backlog"]["found"] == f"not known while there is no {path}1"
+    servicebus.secondary.create_queue(f"{path}1")
+    done, found = doctor(file)
+    assert {found[check]["verdict"] for check in ("backlog queues", "Send on backlog", "Listen on backlog")} == {"ok"}
+    servicebus.secondary.disable(f"{path}1")
+    _, found = doctor(file)
+    assert found["Send on backlog"]["found"] == f"{path}1 in {servicebus.secondary.endpoint}: disabled"
+    assert found["Send on backlog"]["cure"] == found["Listen on backlog"]["cure"] == "enable it"
+    assert "secondary" not in found, "it does answer"
+    _, found = doctor(conf_file())
+    assert (found["backlog queues"]["verdict"], "enable" in found["backlog queues"]["cure"]) == ("fail", True)
+
+
+def test_an_entity_that_is_disabled_is_to_be_enabled(servicebus: ServiceBusPair, conf_file: ConfFile) -> None:
+    servicebus.primary.create_queue("off")
+    servicebus.primary.disable("off")
+    done, found = doctor(conf_file(), "--entity", "off")
+    assert (done.code, found["Send on off"]["verdict"]) == (1, "fail")
+    assert "is disabled" in found["Send on off"]["found"]
+    assert found["Send on off"]["cure"].startswith("enable it")
+    assert "primary" not in found
+
+
 def test_claims_that_are_missing_are_named(servicebus: ServiceBusPair, conf_file: ConfFile) -> None:
     servicebus.primary.create_queue("orders")
     assert run("pair", "--conf-file", conf_file()).code == 0
@@ -142,16 +179,22 @@ def test_a_namespace_that_is_out_is_one_failed_line(servicebus: ServiceBusPair, 
     assert "cannot be reached" in found["primary"]["found"]
     assert "firewall" in found["primary"]["cure"]
     assert found["clock against primary"]["verdict"] == "warn"
+    assert "network" in found["duplicate detection"]["cure"]
+    assert "ask who manages" not in found["duplicate detection"]["cure"]
     assert found["clock against secondary"]["verdict"] == "ok"
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_a_person_sees_lines_that_fit(conf_file: ConfFile, columns: int) -> None:
+def test_a_person_sees_lines_that_fit(
+    servicebus: ServiceBusPair, conf_file: ConfFile, columns: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    servicebus.secondary.create_queue(f"{servicebus.name}/x-servicebus-transfer/0")  # unlike one that we make
     done = run("doctor", "--conf-file", conf_file(), columns=columns)
     assert done.code == 0, "the first start makes what is missing"
     assert max(map(len, done.out.splitlines())) <= columns
     assert "→ spark-sb-sink pair makes" in done.out
     assert " failed, " in done.out.splitlines()[-1]
+    assert caplog.records == [], "what pairing would log is in the table"
 
 
 class TestClock:
@@ -187,13 +230,15 @@ class TestMachine:
         ("changed", "check", "verdict"),
         [
             ({"pyspark": None}, "Spark", Verdict.FAIL),
-            ({"pyspark": "3.5.1"}, "Spark", Verdict.FAIL),
+            ({"pyspark": "3.5.1"}, "Spark", Verdict.WARN),
             ({"pyspark": "4.0.1"}, "Spark", Verdict.WARN),
             ({"delta-spark": None}, "Delta", Verdict.FAIL),
             ({"delta-spark": "4.4.1"}, "Delta", Verdict.WARN),
             ({"delta-spark": "4.0.0"}, "Delta", Verdict.WARN),
+            ({"delta-spark": doctor_machine.UNTOLD}, "Delta", Verdict.WARN),
             ({"pandas": "3.0.0"}, "pandas", Verdict.FAIL),
             ({"pyarrow": "17.0.0"}, "pyarrow", Verdict.FAIL),
+            ({"pyarrow": "12.0.0", "pyspark": "3.5.1"}, "pyarrow", Verdict.WARN),
             ({"pyarrow": None}, "pyarrow", Verdict.FAIL),
         ],
     )
@@ -204,6 +249,24 @@ class TestMachine:
 
     def test_without_state_delta_is_not_missed(self) -> None:
         assert self.verdicts({"delta-spark": None}, delta_needed=False)["Delta"].verdict is Verdict.OK
+
+    def test_an_old_spark_is_told_what_it_cannot_do(self) -> None:
+        found = self.verdicts({"pyspark": "3.5.1"})["Spark"]
+        assert 'cannot have format("servicebus")' in found.found
+        assert "foreachBatch may work" in found.cure
+
+    def test_what_a_platform_brings_without_metadata_of_pip_is_there(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        def unknown(name: str) -> str:
+            raise PackageNotFoundError(name)
+
+        monkeypatch.setattr(doctor_machine, "version", unknown)
+        found = doctor_machine.installed()
+        assert found == {"pyspark": pyspark.__version__, "delta-spark": doctor_machine.UNTOLD}
+        assert doctor_machine.jars(found, [tmp_path], delta_needed=True).verdict is Verdict.WARN
+        monkeypatch.setattr(doctor_machine, "find_spec", lambda name: None)
+        assert doctor_machine.installed() == {}
 
     def test_jars_are_found_where_spark_keeps_them(self, tmp_path: Path) -> None:
         def look(**changed: bool) -> Verdict:
@@ -229,7 +292,23 @@ def test_a_backlog_that_takes_smaller_messages_is_a_warning(servicebus: ServiceB
     assert found.verdict is Verdict.WARN
     assert "256KiB" in found.found
     assert doctor_service.limits(options, Seen(2**18), Seen(2**20)).verdict is Verdict.OK
-    assert doctor_service.limits(options, Seen(), Seen()).verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("home", "away", "unknown"),
+    [
+        (Seen(), Seen(), ["the primary", "the backlog"]),
+        (Seen(2**18), Seen(), ["the backlog"]),
+        (Seen(), Seen(2**18), ["the primary"]),
+    ],
+)
+def test_a_limit_that_is_not_known_is_no_limit_that_fits(
+    servicebus: ServiceBusPair, home: Seen, away: Seen, unknown: list[str]
+) -> None:
+    found = doctor_service.limits(Options.from_dict(servicebus.options()), home, away)
+    assert found.verdict is Verdict.WARN
+    assert [side for side in ("the primary", "the backlog") if side in found.found] == unknown
+    assert "--entity" in found.cure
 
 
 async def test_the_backlog_is_held_against_the_largest_of_the_entities(servicebus: ServiceBusPair, name: str) -> None:

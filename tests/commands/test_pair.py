@@ -1,5 +1,6 @@
 """`pair`: makes what is missing, changes nothing, and says what differs."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,25 @@ def test_what_is_wrong_with_the_options_is_a_sentence(tmp_path: Path, conf_file:
     assert "could not be read" in sentence(run("pair", "--conf-file", tmp_path / "nowhere.toml"))
     assert "backlog_queue_count got 0" in sentence(run("pair", "--conf-file", conf_file(backlog_queue_count=0)))
     assert run("pair").code == 2
+
+
+def test_several_things_that_are_wrong_with_the_options_are_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "pair.toml"
+    file.write_text('pairing = "assume"\n')
+    told = sentence(run("pair", "--conf-file", file))
+    assert "primary is missing" in told
+    assert "; secondary is missing" in told
+
+
+def test_an_identity_that_is_refused_is_a_sentence_and_no_log_of_azure_identity(
+    conf_file: ConfFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "EnvironmentCredential")
+    monkeypatch.delenv("AZURE_CLIENT_ID", raising=False)
+    file = conf_file(secondary={"namespace": "b.invalid", "identity": "default"})
+    assert "EnvironmentCredential authentication unavailable" in sentence(run("pair", "--conf-file", file))
+    assert caplog.records == []
+    assert logging.getLogger("azure").level == logging.NOTSET, "what others log is not lost for good"
 
 
 def test_help_has_an_example() -> None:

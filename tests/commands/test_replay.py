@@ -8,6 +8,7 @@ import pytest
 from spark_sb_sink import replay as replaying
 from spark_sb_sink.amqp import decode_message
 from spark_sb_sink.broker.faults import Reject
+from spark_sb_sink.commands.replay import _show
 from spark_sb_sink.errors import ReplayRefusedError
 from spark_sb_sink.lanes import Table
 from spark_sb_sink.options import Options
@@ -103,7 +104,12 @@ def test_a_crash_between_send_and_note_loses_nothing_and_repeats_only_ids(
 
 
 def test_identical_messages_of_a_batch_are_told_apart_by_their_number(
-    tables: Tables, servicebus: ServiceBusPair, name: str, options: Callable[..., Options], monkeypatch: Any
+    tables: Tables,
+    servicebus: ServiceBusPair,
+    name: str,
+    options: Callable[..., Options],
+    monkeypatch: Any,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     servicebus.primary.create_queue(name)
     tables.quarantine(name, "same", "same", "same")
@@ -112,6 +118,8 @@ def test_identical_messages_of_a_batch_are_told_apart_by_their_number(
     parts: list[int] = []
     outcome = replaying.replay(tables.spark, given, everything, stop=lambda: len(parts) == 2, noted=parts.append)
     assert (outcome.sent, outcome.stopped, outcome.complete) == (2, True, False)
+    _show(outcome, dry_run=False)
+    assert "Stopped by a signal: what was sent is noted" in capsys.readouterr().out
     assert replaying.replay(tables.spark, given, everything).sent == 1
     assert servicebus.arrived(name) == {"same": 3}
 

@@ -1,6 +1,7 @@
 """`status`: what waits and how long it will take, as far as the claim at hand allows to see."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -110,9 +111,46 @@ def test_missing_queues_are_told_and_a_dead_secondary_is_no_traceback(field: Fie
     assert [queue["missing"] for queue in status(file, "--json").json["queues"]] == [False, True]
     assert "missing" in status(file).out
     with field.secondary.fault(BlackHole()):
-        done = status(file, "--json")
+        done = status(file_of(send_timeout="1s", backlog_queue_count=10), "--json")
     assert done.code == 1
-    assert "did not answer" in done.json["notes"][0]
+    administration, peeking = done.json["notes"]
+    assert "did not answer" in administration
+    assert f"{field.queue(2)} and 7 more in " in peeking, "one note, not one for each queue"
+
+
+def test_no_queue_at_all_is_no_empty_backlog(field: Field, file_of: FileOf) -> None:
+    done = status(file_of(primary_name="primry"), "--json")
+    assert (done.code, done.json["active"], done.json["drain"]["seconds"]) == (1, None, None)
+    [note] = done.json["notes"]
+    assert "None of the 2 backlog queues exists under primry/x-servicebus-transfer/" in note
+    assert "is primary_name right?" in note
+    file = file_of(["Listen"], primary_name="primry")
+    by_peek = status(file, "--json")
+    assert (by_peek.code, by_peek.json["active"]) == (1, None)
+    assert by_peek.json["notes"][-1] == note
+    words = " ".join(status(file).out.split())
+    assert "nothing waits" not in words
+    assert "Time to drain: not known, as there is no backlog queue." in words
+
+
+def test_what_is_missing_does_not_hide_that_nothing_was_seen() -> None:
+    unseen, missing = QueueLook("p/0"), QueueLook("p/1", missing=True)
+    assert BacklogLook("ns", "p/", (unseen, missing)).blind
+    assert BacklogLook("ns", "p/", (missing,)).blind
+    assert not BacklogLook("ns", "p/", (replace(unseen, active=0), missing)).blind
+
+
+@pytest.mark.parametrize("claims", [None, ["Listen"]])
+def test_a_queue_that_is_disabled_is_told(field: Field, file_of: FileOf, claims: list[str] | None) -> None:
+    file = file_of(claims)
+    field.backlog_for(field.entity(), 5)
+    field.secondary.disable(field.queue(0))
+    told = status(file, "--json").json
+    second = None if claims else "Active"
+    assert [queue["status"] for queue in told["queues"]] == ["Disabled", second]
+    assert f"{field.queue(0)} in " in told["notes"][-1]
+    assert "status Disabled. Enable" in told["notes"][-1]
+    assert "0 (Disabled)" in status(file).out
 
 
 def test_two_looks_tell_whether_it_drains(field: Field, file_of: FileOf) -> None:

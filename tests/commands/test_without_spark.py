@@ -53,7 +53,7 @@ def test_without_pyspark_it_says_what_to_install(file: str) -> None:
         commands, outcomes("no pyspark", *([*command, *with_file] for command in commands)), strict=True
     ):
         assert (code, out) == (2, ""), command
-        assert "needs pyspark; install it with: pip install 'spark-sb-sink[spark]'." in err, command
+        assert "needs pyspark; install it from a clone of the project: pip install '.[spark]'." in err, command
         assert err.startswith("spark-sb-sink: ")
         assert err.count("\n") == 1
 

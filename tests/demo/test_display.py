@@ -17,7 +17,7 @@ from spark_sb_sink.demo.display import LiveDisplay, PlainDisplay, bar, clock, di
 from spark_sb_sink.demo.ending import NEXT, NO_JARS, failure_lines, next_lines
 from spark_sb_sink.demo.scene import Line, Scene, Target, names
 from spark_sb_sink.errors import OptionError
-from spark_sb_sink.events import BatchSent, Moved, RouteCounts, SyphonTurn
+from spark_sb_sink.events import BatchSent, Moved, RouteCounts, SyphonTurn, Warned
 from spark_sb_sink.failover import Health
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,6 +135,14 @@ def test_entities_of_one_state_are_told_together(scene: Scene) -> None:
     assert numbers(scene.view()).endswith("orders, invoices and events failed over")
     assert names(["one"]) == "one"
     assert names(["one", "two"]) == "one and two"
+
+
+def test_a_warning_is_part_of_the_story_once(scene: Scene, ticks: Clock) -> None:
+    scene.lines()
+    ticks.now += 3
+    for text in ("one", "one", "two"):
+        scene.hear(Warned(text))
+    assert scene.lines() == [Line(3, "Warning: one"), Line(3, "Warning: two")]
 
 
 def test_sentences_are_broken_below_their_beginning() -> None:

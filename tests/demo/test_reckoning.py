@@ -1,6 +1,11 @@
 """The reckoning, from journals made by hand: messages lost, doubled, diverted, or where they do not belong."""
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -137,3 +142,49 @@ def test_the_reckoning_fits_twenty_lines_and_eighty_columns() -> None:
     assert len(lines) <= 20
     assert max(map(len, lines)) <= 79
     assert lines[-1].startswith("Nothing was lost")
+
+
+# A process of its own: at its end the demo ends all that runs below it. The story is replaced, no Spark is started.
+PROGRAM = """
+import sys
+from threading import Thread
+from spark_sb_sink.demo import run as demo
+from tests.demo import test_reckoning as made
+given = []
+class Played(Thread):
+    error = reckoning = None
+    def __init__(self, folder, state, scene):
+        super().__init__(daemon=True)
+    def interrupt(self):
+        pass
+    def run(self):
+        self.reckoning = given[0]
+demo.Performance = Played
+for found in made.endings():
+    given[:] = [found]
+    print("code", demo.run(as_json=True, keep=None), flush=True)
+"""
+
+
+def endings() -> list[Any]:
+    """All is well; one is lost; none is lost, and the books do not balance."""
+    good = reckon(SENT, acknowledged(primary=3), books())
+    return [good, replace(good, lost=1), replace(good, disagreements=("the books are wrong.",))]
+
+
+def test_the_demo_ends_with_1_and_says_so_in_its_last_line_if_anything_was_lost_or_does_not_balance() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[1::2] == ["code 0", "code 1", "code 1"]
+    good, lost, wrong = map(json.loads, lines[::2])
+    assert [told["lost"] for told in (good, lost, wrong)] == [0, 1, 0]
+    assert wrong["disagreements"] == ["the books are wrong."]
+    assert "1 of 3 messages were lost" in done.stderr
+    assert "The books do not balance: the books are wrong." in done.stderr

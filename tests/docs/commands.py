@@ -20,7 +20,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from spark_sb_sink import pipeline
+from spark_sb_sink import __version__, pipeline
 from spark_sb_sink.cli import app
 from spark_sb_sink.option_loading import PIPELINE_TABLES
 from spark_sb_sink.options import Options
@@ -218,12 +218,14 @@ def load_options(tables: dict[str, Any], path: Path, *, whole: bool = False) -> 
 
 def _pip(arguments: Sequence[str]) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    if arguments[0] != "install":
+    if arguments[0] not in ("install", "wheel"):
         raise WrongCommandError(f"pip {arguments[0]}")
     for argument in arguments[1:]:
+        if argument.startswith("spark-sb-sink") and ".dev" in __version__:
+            raise WrongCommandError("no index has spark-sb-sink before its first release")
         match = re.fullmatch(r"(?:spark-sb-sink|\.)(?:\[([\w,]+)\])?(?:==[\d.]+)?", argument)
         if match is None and not argument.startswith("-"):
-            raise WrongCommandError(f"pip install {argument}")
+            raise WrongCommandError(f"pip {arguments[0]} {argument}")
         if match is not None and match[1] and not set(match[1].split(",")) <= extras.keys():
             raise WrongCommandError(f"there are no extras {match[1]}; there are {sorted(extras)}")
 

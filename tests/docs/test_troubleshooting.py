@@ -29,6 +29,7 @@ SAMPLES: list[SparkSbSinkError] = [
     errors.MisconfiguredSendError(namespace="n", entity="e", claim="Send", detail=D),
     errors.AllBacklogsOutError(namespace="n", entity="e", errors=[("q", "no")]),
     errors.UnsendableError(entity="e", overflow=1, quarantine=1, reasons=["why"]),
+    errors.OverflowLeftError(state="s", table="t", entities={"e": (1, "why")}),
     errors.ConservationError(rows=1, accounted=2, detail=D),
     errors.BatchFailedError([]),
     errors.StateError(state="s", detail=D),

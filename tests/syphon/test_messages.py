@@ -20,6 +20,7 @@ from spark_sb_sink.amqp import (
 from spark_sb_sink.amqp.sections import APPLICATION_PROPERTIES, DATA, MESSAGE_ANNOTATIONS, section_prefix
 from spark_sb_sink.broker.faults import Reject
 from spark_sb_sink.envelope import wrap
+from spark_sb_sink.failover import Health
 from tests.syphon.field import Field, message
 
 DATA_SECTION = section_prefix(DATA) + b"\xa0\x01x"
@@ -74,6 +75,16 @@ def test_every_field_and_type_arrives_as_by_a_direct_send(field: Field) -> None:
     assert found.ttl_ms == wanted.ttl_ms == HOUR
     assert [*found.properties[:8], *found.properties[10:]] == [*wanted.properties[:8], *wanted.properties[10:]]
     assert moved.endswith(b"\xa0\x04body")
+
+
+def test_messages_that_have_nothing_but_their_path_do_not_hold_up_the_others(field: Field) -> None:
+    entity = field.entity()
+    drain = field.drain()
+    field.fill([wrap(b"", entity), wrap(b"", entity), wrap(message("m"), entity)])
+    field.until_empty(drain)
+    assert [decode_message(each).message_id for each in field.arrived(entity)] == ["mm"]
+    assert len(field.dead_letters()) == 2
+    assert drain.factory.board.view(entity).health is Health.HEALTHY
 
 
 def test_a_session_is_restored_for_an_entity_that_requires_one(field: Field) -> None:

@@ -1,26 +1,40 @@
 """The syphon as a streaming query: an outage and its end, with the sink, the overflow, and what Delta tells of it."""
 
+import os
 import re
+import signal
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_sb_sink.broker import BrokerProcess
 from spark_sb_sink.broker.faults import CbsAnswer, LateVisible, Refuse, Reject
-from spark_sb_sink.delta_state import DeltaState
-from spark_sb_sink.errors import ClosedError, OptionError, UnsupportedSparkError
-from spark_sb_sink.events import SyphonTurn, Warned
+from spark_sb_sink.delta_state import TRANSFERS, DeltaState
+from spark_sb_sink.errors import ClosedError, OptionError, OverflowLeftError, UnsupportedSparkError
+from spark_sb_sink.events import RouteCounts, SyphonTurn, Warned
+from spark_sb_sink.lanes import Table
+from spark_sb_sink.options import Options
+from spark_sb_sink.sender import PairedSender
+from spark_sb_sink.state_look import look
 from spark_sb_sink.syphon.beside import SyphonBeside
 from spark_sb_sink.syphon.lease import FOR_SECONDS, MARGIN, RENEW_AFTER, ConflictError, Lease
 from spark_sb_sink.syphon.overflow_drain import OverflowDrain, OverflowSent
 from spark_sb_sink.syphon.query import RunningSyphon, Syphon
+from spark_sb_sink.syphon.receipts import Ledger
+from spark_sb_sink.syphon.transfers import of_overflow, of_turn
+from spark_sb_sink.syphon.transfers import rows as transfer_rows
 from spark_sb_sink.syphon.turn import Patience, TurnReport, left_of, split
+from tests.commands.tables import Tables
+from tests.commands.tables import message as stored_message
 from tests.conftest import await_that
 from tests.paired.ground import CALM
 from tests.sink import samples
@@ -70,7 +84,7 @@ def test_overflow_comes_home_too_and_delta_tells_of_every_transfer(ground: SinkG
     told = sink.write(df)
     assert sum(view.counts.overflow for view in told.entities) == len(everything.rows)
 
-    # While nobody takes anything, the overflow's task waits, and leaves the other of two slots to turns and looks.
+    # While nobody takes anything, it is left, and the other of two slots is there for turns and looks.
     none = syphon(ground, state=state, failover_interval="0s", ping_interval="30m")
     drained = none.drain_until_empty(ground.spark, within=6)
     assert (drained.empty, drained.overflow_empty) == (False, False)
@@ -80,6 +94,11 @@ def test_overflow_comes_home_too_and_delta_tells_of_every_transfer(ground: SinkG
     ground.primary.undo()
     for number in range(2):
         ground.secondary.enable(ground.queue(number))
+    with (
+        ServiceBusClient.from_connection_string(ground.secondary.connection_string) as client,
+        client.get_queue_sender(ground.queue(1)) as sender,
+    ):
+        sender.send_messages(ServiceBusMessage("it never was in an envelope"))
     drained = syphon(ground, state=state).drain_until_empty(ground.spark, within=180)
     assert drained.empty
     assert drained.overflow_empty
@@ -94,7 +113,9 @@ def test_overflow_comes_home_too_and_delta_tells_of_every_transfer(ground: SinkG
     assert Counter({(row.queue, row.entity): row.moved for row in rows if row.batch_id == -1}) == Counter(
         {("overflow", name): count for name, count in Counter(row["entity"] for row in everything.rows).items()}
     )
-    turns = [row for row in rows if row.batch_id >= 0]
+    [nowhere] = [row for row in rows if not row.entity]
+    assert (nowhere.queue, nowhere.dead_lettered, nowhere.moved) == (ground.queue(1), 1, 0)
+    turns = [row for row in rows if row.batch_id >= 0 and row.entity]
     assert {row.entity for row in turns} == {diverted}
     assert {row.queue for row in turns} <= {ground.queue(number) for number in range(2)}
     assert sum(row.moved for row in turns) == 10
@@ -225,18 +246,24 @@ def test_a_syphon_beside_the_sink_that_ended_is_told_and_started_again(ground: S
     assert not beside.active
 
 
-def test_overflow_for_an_entity_that_refuses_us_holds_up_no_other_and_none_is_sent_twice(ground: SinkGround) -> None:
-    closed, well = ground.entities(2)
+def ids(entity: str, count: int, tag: str = "") -> list[str]:
+    return [f"{entity}-{tag}{number}" for number in range(count)]
+
+
+def test_what_is_stuck_in_the_overflow_holds_up_nothing_else_and_none_is_sent_twice(ground: SinkGround) -> None:
+    closed, down, well = ground.entities(3)
     state = str(ground.folder / "state")
-    sink = ground.sink(failover_interval="0s", ping_interval="30m", state=state)
-    sink.write(ground.rows([well], 0))
-    ground.primary.hang(Refuse())
+    options = ground.options(state=state, max_rate=1000, failover_interval="0s")
+    tables = Tables(ground.spark, state)
+    tables.overflow(closed, *ids(closed, 20))
+    tables.overflow(well, *ids(well, 20))
+    body = b"x" * (256 * 1024 - len(stored_message(down, "near", body=b"x" * 300)["message"]) + 300)
+    near = stored_message(down, "near", body=body)  # with the envelope on, too large for a backlog queue
+    tables.unsent(Table.OVERFLOW, [near, *(stored_message(down, each) for each in ids(down, 5))])
+    refusal = ground.primary.hang(CbsAnswer(403, "Unauthorized access. 'Send' claim(s) are required."), closed)
+    outage = ground.primary.hang(Refuse(), down)
     for number in range(2):
         ground.secondary.disable(ground.queue(number))
-    sink.write(ground.rows([closed, well], 20))
-    ground.primary.undo()
-    fault = ground.primary.hang(CbsAnswer(403, "Unauthorized access. 'Send' claim(s) are required."), closed)
-    options = ground.options(state=state, max_rate=1000, **CALM)
     sent: list[OverflowSent] = []
     beside: list[bool] = []
     other = OverflowDrain(ground.spark, options, lambda: options, sent.append)
@@ -247,21 +274,102 @@ def test_overflow_for_an_entity_that_refuses_us_holds_up_no_other_and_none_is_se
             beside.append(other.drain())
 
     drain = OverflowDrain(ground.spark, options, lambda: options, told)
-    for _ in range(2):
-        with pytest.raises(StreamingQueryException, match="Send"):
-            drain.drain()
-    assert ground.arrived(well) == {f"{well}-{number}": 1 for number in range(20)}, "sent again, or not at all"
+
+    def left() -> dict[str, int]:
+        try:
+            return {} if drain.drain() else {"nobody drained": 1}
+        except OverflowLeftError as error:
+            return {entity: rows for entity, (rows, _) in error.entities.items()}
+
+    with pytest.raises(OverflowLeftError, match="Send claim"):
+        drain.drain()
+    assert ground.arrived(well) == Counter(ids(well, 20))
     assert beside == [False], "another drained it at the same time"
     assert (sent[0].bytes[closed], sent[0].bytes[well] >= 20 * 20) == (0, True), "bytes are of what was moved"
-    ground.primary.undo(fault)
-    assert drain.drain()
-    assert ground.arrived(closed) == {f"{closed}-{number}": 1 for number in range(20)}
-    assert not drain.pending()
+
+    # What comes later passes, though what was before it is stuck still.
+    tables.overflow(well, *ids(well, 10, "later-"))
+    assert left() == {closed: 20, down: 6}
+    assert ground.arrived(well).total() == 30
+    assert look(ground.spark, state).overflow == 26
+    assert drain.pending()
+
+    # A part of what is stuck goes; the rest stays as it is.
+    for number in range(2):
+        ground.secondary.enable(ground.queue(number))
+    await_that(lambda: left() == {closed: 20, down: 1}, 60)
+    assert ground.in_backlog() == Counter(ids(down, 5))
+    ground.primary.undo(refusal)
+    ground.primary.undo(outage)
+    await_that(lambda: left() == {}, 60)
+    assert (ground.arrived(closed), ground.arrived(down)) == (Counter(ids(closed, 20)), Counter(["near"]))
+    assert ground.arrived(well).total() == 30
+    assert (drain.pending(), look(ground.spark, state).overflow) == (False, 0)
+
     # What was drained may be deleted; that is nothing to send.
+    told_so_far = len(sent)
     DeltaState(ground.spark, state).delta_table("overflow").delete()
     assert OverflowDrain(ground.spark, options, lambda: options, sent.append).drain()
-    assert ground.arrived(well).total() == 20
-    assert [each.rows for each in sent] == [40, 20, 20]
+    assert len(sent) == told_so_far
+
+
+class Watched(Lease):
+    """A lease by a clock of the test's, that tells when it is lost."""
+
+    def __init__(self, ground: SinkGround, options: Options, holder: str) -> None:
+        self.ahead, self.lost, self.had = 0.0, threading.Event(), False
+        state = DeltaState(ground.spark, str(options.state))
+        super().__init__(ground.spark, state, holder, lambda: time.time() + self.ahead)
+
+    def take(self) -> bool:
+        taken = super().take()
+        if self.had and not taken:
+            self.lost.set()
+        self.had = taken
+        return taken
+
+
+def test_who_dies_or_loses_the_lease_while_draining_the_overflow_loses_nothing(ground: SinkGround) -> None:
+    entity = ground.entity(requires_duplicate_detection=True)
+    options = ground.options(state=str(ground.folder / "state"), **CALM)
+    Tables(ground.spark, str(options.state)).overflow(entity, *ids(entity, 500))
+
+    def dying() -> Options:
+        """In the worker: it is killed once the first batch was accepted."""
+        plain = PairedSender._attempt
+
+        async def attempt(*given: Any, **named: Any) -> Any:
+            await plain(*given, **named)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        PairedSender._attempt = attempt  # type: ignore[method-assign]
+        return options
+
+    def drain_of(holder: str, told: Callable[[OverflowSent], None], shipped: Callable[[], Options]) -> OverflowDrain:
+        made = OverflowDrain(ground.spark, options, shipped, told)
+        made.lease = Watched(ground, options, holder)
+        return made
+
+    def lose_the_lease(_: OverflowSent) -> None:
+        """After the sends, before Spark commits them."""
+        assert heir.lease.take()
+        slow.lease.ahead += RENEW_AFTER + 1
+        assert slow.lease.lost.wait(60)
+
+    killed = drain_of("killed", lambda sent: None, dying)
+    slow = drain_of("slow", lose_the_lease, lambda: options)
+    heir = drain_of("heir", lambda sent: None, lambda: options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(killed.lease, "give_back", lambda: None)  # the dead give nothing back
+        with pytest.raises(StreamingQueryException):
+            killed.drain()
+    assert 0 < ground.accepted(entity) < 500, "it was not killed in the middle"
+    assert not slow.drain(), "the dead one has the lease still"
+    slow.lease.ahead = FOR_SECONDS + 1
+    heir.lease.ahead = 3 * FOR_SECONDS
+    assert not slow.drain(), "it went on without the lease"
+    assert heir.drain()
+    assert ground.arrived(entity) == Counter(ids(entity, 500))
 
 
 def test_of_many_syphons_one_has_the_lease(ground: SinkGround) -> None:
@@ -316,6 +424,32 @@ def test_two_that_ask_for_the_lease_at_once_do_not_both_get_it(ground: SinkGroun
     for thread in threads:
         thread.join(120)
     assert sum(found) == 1
+
+
+def test_each_count_of_a_turn_and_of_the_overflow_has_its_column(ground: SinkGround) -> None:
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    ledger = Ledger()
+    counted = {"moved": 1, "deferred": 2, "dead_lettered": 3, "lost_locks": 4, "unconfirmed": 5}
+    for what, count in counted.items():
+        for number in range(count):
+            ledger.note("b/3", "orders", what, 1000 * (9 - number), 77)
+    overflow = OverflowSent(
+        21, (RouteCounts("bills", 6, 7, 0, 8), RouteCounts("left", 0, 0, 9)), {"bills": 9000}, {"bills": 10}
+    )
+    state = DeltaState(ground.spark, str(ground.folder / "state"))
+    turn, sent = of_turn(ledger.take().receipts), of_overflow(overflow)
+    state.note_transfers([*transfer_rows(at, "one", 11, turn), *transfer_rows(at, "two", -1, sent)])
+    turned, drained = (row.asDict() for row in state.read(TRANSFERS).orderBy("syphon").collect())
+    assert turned == {
+        **{"at": turned["at"], "syphon": "one", "batch_id": 11, "queue": "b/3", "entity": "orders", **counted},
+        **{"oldest": datetime.fromtimestamp(5), "bytes": 77},
+    }
+    assert drained == {
+        **{"at": turned["at"], "syphon": "two", "batch_id": -1, "queue": "overflow", "entity": "bills", "moved": 6},
+        **{"deferred": 7, "dead_lettered": 8, "lost_locks": 0, "unconfirmed": 0},
+        **{"oldest": datetime.fromtimestamp(9), "bytes": 10},
+    }
+    assert turned["at"] == at.astimezone().replace(tzinfo=None)
 
 
 def test_queues_are_dealt_to_tasks_and_none_is_left_out() -> None:

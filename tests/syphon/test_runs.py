@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from spark_sb_sink import cost
 from spark_sb_sink.broker.faults import Busy, CbsAnswer, LateVisible, Refuse
 from spark_sb_sink.errors import FaultedError, MisconfiguredSendError
 from spark_sb_sink.syphon import Drain, drain_for, until_empty
@@ -29,12 +30,14 @@ def test_ten_idle_queues_cost_the_receives_of_the_formula(field: Field) -> None:
     drain.run(30, until=lambda: all(queue.intake.polls >= 4 for queue in drain.queues))
     drain.close()
     elapsed = time.monotonic() - begun
-    # Each long poll is one receive, for the last one at the close; and there are no more of them than time allows.
+    idle = cost.idle(cost.Setup(queues=QUEUES, long_poll=1.0))
+    # Each long poll is one receive, for the last one at the close; and there are no more of them than the formula has
+    # for that time, and one of each queue that is begun.
     assert empty_receives(field) == drain.polls
-    assert drain.polls <= QUEUES * (elapsed / 1.0 + 1)
-    # Besides those, one look for deferred messages of each queue.
+    assert 4 * QUEUES <= drain.polls <= idle.receives_30d * elapsed / cost.DAYS_30 + QUEUES
+    # Besides those, one look for deferred messages of each queue in the first hour.
     managed = sum(int(field.secondary.counters(field.queue(n))["management"]) for n in range(QUEUES))
-    assert managed <= QUEUES
+    assert managed == idle.peeks_30d * cost.LOOK_EVERY // cost.DAYS_30 == QUEUES
 
 
 def test_an_idle_detach_in_a_long_poll_is_no_fault(field: Field) -> None:

@@ -40,7 +40,7 @@ def test_a_delivery_is_settled_over_the_link_that_brought_it(field: Field) -> No
         for receiver in receivers:
             await receiver.open()
             deliveries = await receiver.receive(2, 10)
-            items = [queue.item(each.payload, each.lock_token, 0) for each in deliveries]
+            items = [queue.item(each.payload, each.tag, 0) for each in deliveries]
             for item, delivery in zip(items, deliveries, strict=True):
                 item.delivery, item.brought_by = delivery, receiver
             queue.settler.hold(items)
