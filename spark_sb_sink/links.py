@@ -96,12 +96,12 @@ class Links:
         key = side, path
         place = self._places.setdefault(key, _Place())
         place.users += 1
-        waited = place.lock.locked()
+        waits = place.users > 1  # also where the lock is free just now, and somebody else is to have it next
         lent: Lent | None = None
 
         async def lend(doubtful: bool, still: Callable[[], bool]) -> Lent | None:
             nonlocal lent
-            lent = None if waited and not still() else await self._lend(key, place, doubtful, still)
+            lent = None if waits and not still() else await self._lend(key, place, doubtful, still)
             return lent
 
         try:
