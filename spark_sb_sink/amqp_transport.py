@@ -10,7 +10,7 @@ from spark_sb_sink.credentials import Access
 from spark_sb_sink.options import Options
 from spark_sb_sink.pair_life import PairLife
 from spark_sb_sink.transport import Side
-from spark_sb_sink.wire import RawReceiver, RawSender, ping_by_link
+from spark_sb_sink.wire import RawReceiver, RawSender, check_sdk, ping_by_link
 
 CLOSE_WITHIN = 3.0
 """Seconds that closing one side may take."""
@@ -20,6 +20,8 @@ class AmqpTransport:
     """Opens sender links within the send timeout. Senders are closed by who asked for them."""
 
     def __init__(self, options: Options, clock: Callable[[], float]) -> None:
+        """Raises `IncompatibleSdkError`: later, in the middle of a send, it would be one more thing that failed."""
+        check_sdk()
         self._timeout = options.send_timeout
         self._clock = clock
         self.life = PairLife()

@@ -37,6 +37,14 @@ _BY_DEFAULT: Mapping[str, Any] = {
 }
 
 
+UNSAFE: Mapping[str, str] = {
+    "requires_duplicate_detection": "it would drop a message whose id another entity has used",
+    "requires_session": "it would refuse all messages, as the envelope clears their session ids",
+    "forward_to": "it would pass on what the syphon looks for in it",
+}
+"""What of a queue breaks a promise, and how. Of all others the worst is that messages expire or that it is slow."""
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A property of a queue that is not as we make it."""

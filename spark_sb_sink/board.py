@@ -147,6 +147,10 @@ class Board:
 
         return self._file.run(work)
 
+    def is_out(self, queue: int) -> bool:
+        """Whether a backlog queue is out of the rotation now."""
+        return self._file.run(lambda seat: self._rotation(seat).queues[queue].is_out(self._clock()))
+
     def take_out(self, queue: int, error: str) -> QueueState:
         """After an entity fault on a backlog queue: out of the rotation for all, for one cool-down."""
         if not 0 <= queue < len(self._fresh.queues):

@@ -7,7 +7,8 @@
     │   ├── SecondaryUnreachableError       the secondary namespace does not answer
     │   ├── CredentialsRefusedError         it answers, and refuses who we are
     │   ├── ManageClaimMissingError         it knows who we are, and we may not make queues
-    │   └── QueueNotCreatableError          we may, and it did not work
+    │   ├── QueueNotCreatableError          we may, and it did not work
+    │   └── QueueUnsafeError                one is there that would lose or refuse messages
     ├── SendError                           a micro-batch could not be sent as a whole
     │   ├── MisconfiguredSendError          an entity refuses our credential or claim; never fails over
     │   ├── AllBacklogsOutError             no backlog queue takes messages, and there is no overflow
@@ -158,6 +159,19 @@ class QueueNotCreatableError(PairingError):
         super().__init__(
             f"The backlog queue {queue} does not exist in the secondary namespace {namespace} and could not be made: "
             f"{_sentence(detail)} Nothing was sent. Make the queue by hand, or clear what stands in its way.",
+            namespace=namespace,
+        )
+        self.queue = queue
+
+
+class QueueUnsafeError(PairingError):
+    """A backlog queue exists, and would lose or refuse what is diverted to it. It is not changed."""
+
+    def __init__(self, *, namespace: str, queue: str, detail: str) -> None:
+        super().__init__(
+            f"The backlog queue {queue} in the secondary namespace {namespace} is not safe to use: {_sentence(detail)} "
+            "Nothing was sent. The queue was not changed: delete it while it is empty, and it is made anew; to use it "
+            'as it is, set pairing = "best-effort".',
             namespace=namespace,
         )
         self.queue = queue
@@ -329,6 +343,10 @@ class IncompatibleSdkError(SparkSbSinkError):
         super().__init__(
             f"azure-servicebus {found} does not do what this library relies on ({missing}); install {works}."
         )
+
+
+NO_OUTCOME = (ClosedError, BoardError, IncompatibleSdkError)
+"""What says nothing of the entity that was sent to: it is raised, and sorted as no fault."""
 
 
 def _sentence(detail: str) -> str:

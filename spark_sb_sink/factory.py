@@ -20,6 +20,7 @@ from spark_sb_sink.board import Board
 from spark_sb_sink.errors import ClosedError, FaultedError, redact
 from spark_sb_sink.failover import StateChange
 from spark_sb_sink.links import Links
+from spark_sb_sink.loop_thread import LoopThread
 from spark_sb_sink.options import Options
 from spark_sb_sink.pings import Pinger
 from spark_sb_sink.reports import EntityReport
@@ -28,6 +29,7 @@ from spark_sb_sink.timing import Clock, MonotonicClock
 from spark_sb_sink.transport import Side, Transport
 from spark_sb_sink.wire import RawReceiver
 
+WHAT = "The paired factory"
 CLOSE_WITHIN = 4.0
 """Seconds for each step of closing; links and sides bound theirs tighter, so this is for what nobody thought of."""
 CANCEL_AGAIN = 1.0
@@ -64,18 +66,12 @@ class PairedFactory:
         self._gate = threading.Lock()
         self._pid = os.getpid()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run_loop, name="spark-sb-sink", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("spark-sb-sink", WHAT)
         try:
             self._pair = self.run(self._set_up())
         except BaseException:
             self._end_loop()
             raise
-
-    def _run_loop(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
 
     async def _set_up(self) -> Pair:
         self._transport = self._make_transport()
@@ -90,7 +86,7 @@ class PairedFactory:
             deadline=self.options.send_timeout,
         )
         for work in (pinger.run(), self._recycle(), self._watch()):
-            task = self._loop.create_task(work)
+            task = asyncio.create_task(work)
             self._tasks.add(task)
             task.add_done_callback(self._ended)
         return Pair(
@@ -159,7 +155,7 @@ class PairedFactory:
     @property
     def closed(self) -> bool:
         """Whether it can be used no more: closed, or its loop is dead (as in a child that was forked)."""
-        return self._closed or os.getpid() != self._pid or not self._thread.is_alive()
+        return self._closed or os.getpid() != self._pid or not self._thread.alive
 
     @property
     def ended(self) -> bool:
@@ -171,9 +167,10 @@ class PairedFactory:
         if os.getpid() == self._pid:  # in a forked child the gate may be shut for ever
             with self._gate:
                 if not self.closed:
-                    return asyncio.run_coroutine_threadsafe(self._at_work(work), self._loop)
+                    with contextlib.suppress(ClosedError):  # its loop died just now
+                        return self._thread.submit(self._at_work(work))
         work.close()
-        raise ClosedError("The paired factory")
+        raise ClosedError(WHAT)
 
     async def _at_work(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.current_task()
@@ -184,7 +181,7 @@ class PairedFactory:
             return await work
         except asyncio.CancelledError:
             if self._closed:
-                raise ClosedError("The paired factory") from None
+                raise ClosedError(WHAT) from None
             raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -227,7 +224,9 @@ class PairedFactory:
             alive, self._closed = not self.closed, True
         if alive:
             try:
-                asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop).result(4 * CLOSE_WITHIN)
+                self._thread.submit(self._shut_down()).result(4 * CLOSE_WITHIN)
+            except ClosedError:
+                pass  # its loop died just now
             except TimeoutError:
                 _LOG.warning("the paired factory did not close in time; its sockets end with the process")
         self._end_loop()
@@ -242,10 +241,7 @@ class PairedFactory:
 
     def _end_loop(self) -> None:
         self._closed = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CLOSE_WITHIN)
-        if not self._thread.is_alive():
-            self._loop.close()
+        self._thread.close(CLOSE_WITHIN)
 
 
 async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:

@@ -55,13 +55,18 @@ class EntityState:
     since: float | None = None
     """SUSPECT: the first fault. FAILED_OVER: when it was diverted."""
     next_ping_at: float | None = None
-    """No ping before this time; None: none is asked for, and none was made lately."""
+    """No ping before this time, also not for a hint; None: none was ever made."""
     doubted: bool = False
     """The driver says that it is failed over, and no ping has settled that yet."""
     seen_healthy: bool = False
     """Whether it ever accepted anything."""
     reason: str = ""
     """The fault that brought it where it is."""
+
+    @property
+    def exists(self) -> bool:
+        """Whether it is known to be there, or to have been: it accepted something, or was failed over somewhere."""
+        return self.seen_healthy or self.doubted or self.health in (Health.FAILED_OVER, Health.PROBATION)
 
     def to_row(self) -> tuple[str, str, int, float | None, float | None, int, int, str]:
         """The state as values that any database holds, in the order of `COLUMNS`."""
@@ -231,8 +236,10 @@ def _failed(state: EntityState, epoch: int, reason: str, now: float, settings: F
 def _ping_succeeded(state: EntityState, epoch: int, begun_at: float, now: float, settings: FailoverSettings) -> Step:
     if epoch != state.epoch:
         return Step(state)
+    state = state if state.seen_healthy else replace(state, seen_healthy=True)
     if state.health is Health.FAILED_OVER:
-        return _change(state, Health.PROBATION, "a ping was accepted", now)
+        after = _next_turn(state, begun_at, begun_at, settings)
+        return _change(state, Health.PROBATION, "a ping was accepted", now, next_ping_at=after)
     if state.doubted:
         return Step(_answered(state, begun_at, settings))
     return Step(state)
@@ -244,7 +251,7 @@ def _ping_failed(
     if epoch != state.epoch:
         return Step(state)
     if state.health is Health.FAILED_OVER:
-        return Step(_ping_again(state, begun_at, now, settings))
+        return Step(replace(state, next_ping_at=_next_turn(state, begun_at, now, settings)))
     if state.doubted:
         return _divert(state, reason, now, settings)
     return Step(state)
@@ -256,17 +263,17 @@ def _ping_busy(
     if epoch != state.epoch:
         return Step(state)
     if state.health is Health.FAILED_OVER:
-        return Step(_ping_again(state, begun_at, now + wait, settings))
+        return Step(replace(state, next_ping_at=_next_turn(state, begun_at, now + wait, settings)))
     if state.doubted:
         # Throttling never diverts: an entity that is merely busy stays where it is, hint or not.
         return Step(_answered(state, begun_at, settings))
     return Step(state)
 
 
-def _ping_again(state: EntityState, begun_at: float, earliest: float, settings: FailoverSettings) -> EntityState:
+def _next_turn(state: EntityState, begun_at: float, earliest: float, settings: FailoverSettings) -> float:
     if state.next_ping_at is not None and state.next_ping_at > begun_at + settings.turn:
-        return state  # given up, and somebody else has the turn since
-    return replace(state, next_ping_at=max(begun_at + settings.ping_interval, earliest))
+        return state.next_ping_at  # given up, and somebody else has the turn since
+    return max(begun_at + settings.ping_interval, earliest)
 
 
 def _hinted(state: EntityState, now: float) -> Step:
@@ -279,7 +286,7 @@ def _hinted(state: EntityState, now: float) -> Step:
 
 def _answered(state: EntityState, begun_at: float, settings: FailoverSettings) -> EntityState:
     """The doubt is settled; hints that repeat it are not asked after again for one ping interval."""
-    return replace(state, doubted=False, next_ping_at=begun_at + settings.ping_interval)
+    return replace(state, doubted=False, next_ping_at=_next_turn(state, begun_at, begun_at, settings))
 
 
 def _divert(state: EntityState, reason: str, now: float, settings: FailoverSettings) -> Step:
@@ -300,7 +307,7 @@ def _change(
         health=after,
         epoch=state.epoch + 1,
         since=since,
-        next_ping_at=next_ping_at,
+        next_ping_at=state.next_ping_at if next_ping_at is None else next_ping_at,
         doubted=False,
         reason="" if after is Health.HEALTHY else reason,
     )

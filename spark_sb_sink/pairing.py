@@ -19,7 +19,7 @@ from azure.servicebus.aio.management import ServiceBusAdministrationClient
 from azure.servicebus.management import QueueProperties
 
 from spark_sb_sink import backlog_queues
-from spark_sb_sink.backlog_queues import AS_MADE, Difference
+from spark_sb_sink.backlog_queues import AS_MADE, UNSAFE, Difference
 from spark_sb_sink.credentials import CLOSE_WITHIN, Access
 from spark_sb_sink.durations import format_duration
 from spark_sb_sink.errors import (
@@ -27,6 +27,7 @@ from spark_sb_sink.errors import (
     ManageClaimMissingError,
     PairingError,
     QueueNotCreatableError,
+    QueueUnsafeError,
     SecondaryUnreachableError,
 )
 from spark_sb_sink.faults import Fault, Kind, Phase, sort, symptom_of
@@ -88,8 +89,8 @@ def pair(options: Options, *, dry_run: bool = False) -> Paired:
 async def pair_async(options: Options, *, dry_run: bool = False) -> Paired:
     """Find or make the backlog queues 0 … backlog_queue_count-1; a dry run only looks.
 
-    Raises `SecondaryUnreachableError`, `CredentialsRefusedError`, `ManageClaimMissingError` or
-    `QueueNotCreatableError`. With pairing = "assume" it calls nobody.
+    Raises `SecondaryUnreachableError`, `CredentialsRefusedError`, `ManageClaimMissingError`,
+    `QueueNotCreatableError`, and with pairing = "required" `QueueUnsafeError`. With pairing = "assume" it calls nobody.
     """
     paired = Paired(options.secondary.host, options.backlog_path, options.backlog_queue_count, assumed=True)
     if options.pairing is Pairing.ASSUME:
@@ -101,6 +102,10 @@ async def pair_async(options: Options, *, dry_run: bool = False) -> Paired:
         finally:
             await _closed(client)
     _tell(paired)
+    unsafe = next((difference for difference in paired.differing if difference.property in UNSAFE), None)
+    if unsafe is not None and options.pairing is Pairing.REQUIRED and not dry_run:
+        detail = f"it has {unsafe.property} {unsafe.got}, so {UNSAFE[unsafe.property]}"
+        raise QueueUnsafeError(namespace=paired.namespace, queue=unsafe.queue, detail=detail)
     return paired
 
 
@@ -237,6 +242,10 @@ def _tell(paired: Paired) -> None:
         f", {len(paired.missing)} to be made" if paired.missing else "",
     )
     for difference in paired.differing:
+        danger = UNSAFE.get(difference.property)
+        if danger is not None:
+            _LOG.warning("UNSAFE BACKLOG QUEUE: %s, in %s: %s.", difference, paired.namespace, danger)
+            continue
         _LOG.warning("The backlog queue %s in %s; it is used as it is.", difference, paired.namespace)
     if paired.extra:
         _LOG.info("Not used, and left alone, in %s: %s.", paired.namespace, ", ".join(paired.extra))

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 
 from spark_sb_sink.durations import format_duration
-from spark_sb_sink.errors import ClosedError, PairingError, QueueNotCreatableError, SecondaryUnreachableError
+from spark_sb_sink.errors import ClosedError, PairingError, SecondaryUnreachableError
 from spark_sb_sink.options import Options, Pairing
 from spark_sb_sink.pairing import Paired, pair_async
 from spark_sb_sink.timing import Clock, MonotonicClock
@@ -18,8 +18,8 @@ TRY_AGAIN = 60.0
 """Seconds from the start of one try to that of the next."""
 _LOG = logging.getLogger(__name__)
 
-# What can pass without anybody changing our options. A refused credential or a missing claim does not.
-MAY_PASS = (SecondaryUnreachableError, QueueNotCreatableError)
+MAY_PASS = (SecondaryUnreachableError,)
+"""What passes without anybody doing anything about it."""
 
 
 class PairingKeeper:

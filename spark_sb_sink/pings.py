@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 from spark_sb_sink.amqp import encode_message
 from spark_sb_sink.board import Board
-from spark_sb_sink.errors import ClosedError, redact
+from spark_sb_sink.errors import NO_OUTCOME, redact
 from spark_sb_sink.failover import StateChange
 from spark_sb_sink.faults import Kind, Phase, sort, symptom_of
 from spark_sb_sink.links import Links
 from spark_sb_sink.options import Ping
 from spark_sb_sink.timing import Clock
 from spark_sb_sink.transport import Side, Transport
+from spark_sb_sink.wire.deadline import Deadline
 
 CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
 TTL_MS = 1000
@@ -62,9 +63,9 @@ class Pinger:
         if lease is None:
             return False
         try:
-            async with asyncio.timeout(self.deadline):
+            async with Deadline(self.deadline):
                 await self._once(entity)
-        except ClosedError:
+        except NO_OUTCOME:
             raise  # says nothing of the entity
         except Exception as error:  # noqa: BLE001 - every failure is sorted, none is lost
             fault = sort(symptom_of(error, during=Phase.SEND))

@@ -8,10 +8,11 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 
 from spark_sb_sink.board import Board
-from spark_sb_sink.errors import AllBacklogsOutError, ClosedError, MisconfiguredSendError
+from spark_sb_sink.errors import NO_OUTCOME, AllBacklogsOutError, MisconfiguredSendError
 from spark_sb_sink.failover import EntityState, Event, Health, Route, SendFailed, SendSucceeded, SendThrottled, route
 from spark_sb_sink.faults import Fault, Kind, Phase, sort, symptom_of
 from spark_sb_sink.filling import Batch, Filler, Message
@@ -99,9 +100,20 @@ class PairedSender:
 
     async def _to_primary(self, waiting: deque[Message], state: EntityState) -> None:
         """One attempt with one batch, and what follows from its outcome."""
-        doubtful = state.health is not Health.HEALTHY
-        exists = state.seen_healthy or self._missing_is_down
-        batch, fault = await self._attempt(Side.PRIMARY, self.entity, waiting, exists, doubtful=doubtful)
+
+        def failed(fault: Fault) -> None:
+            if fault.kind is Kind.ENTITY_FAULT:
+                self._record(SendFailed(state.epoch, str(fault)))
+
+        batch, fault = await self._attempt(
+            Side.PRIMARY,
+            self.entity,
+            waiting,
+            state.exists or self._missing_is_down,
+            doubtful=state.health is Health.SUSPECT,
+            still=lambda: self._pair.board.view(self.entity).epoch == state.epoch,
+            failed=failed,
+        )
         if fault is None:
             self._tally.primary += len(batch.messages)
             self._tally.primary_bytes += self._let_go(batch.messages)
@@ -118,7 +130,6 @@ class PairedSender:
         waiting.extendleft(reversed(batch.messages))
         match fault.kind:
             case Kind.ENTITY_FAULT:
-                self._record(SendFailed(state.epoch, str(fault)))
                 await self._pair.clock.sleep(self._pause())
             case Kind.THROTTLED:
                 self._record(SendThrottled(state.epoch))
@@ -152,7 +163,7 @@ class PairedSender:
         tried: set[int] = set()
         busy: set[int] = set()
         wait = 0.0
-        while waiting and self._tally.error is None:
+        while waiting and self._tally.error is None and route(self._pair.board.view(self.entity)) is Route.BACKLOG:
             choice = self._pair.board.choose_backlog(self.entity, tried=tried, busy=busy)
             if isinstance(choice, AllOut):
                 self._overflow(waiting, choice)
@@ -163,20 +174,29 @@ class PairedSender:
                 return
             path = f"{self._pair.backlog_path}{choice.queue}"
             # A backlog queue that is not there is one that is out, never a reason to blame the message.
-            batch, fault = await self._attempt(Side.SECONDARY, path, waiting, seen_healthy=True)
-            if fault is None:
+            batch, fault = await self._attempt(
+                Side.SECONDARY,
+                path,
+                waiting,
+                exists=True,
+                still=partial(self._is_usable, choice.queue),
+                failed=partial(self._take_out, choice.queue),
+            )
+            if fault is None and batch.messages:
                 self._tally.backlog += len(batch.messages)
                 self._let_go(batch.messages)
                 return
+            if fault is None:
+                # It failed for somebody else while this lane waited for its turn: as good as tried.
+                tried.add(choice.queue)
+                continue
             if fault.kind is Kind.BAD_MESSAGE:
-                # Too large for the backlog with the envelope on is not too large for the primary.
-                where = self._tally.overflow if fault.too_large else self._tally.rejected
-                self._single_out(batch, fault, waiting, where)
+                # Its own entity has not judged it: what a backlog queue refuses, for its size say, may be good there.
+                self._single_out(batch, fault, waiting, self._tally.overflow)
                 return
             waiting.extendleft(reversed(batch.messages))
             match fault.kind:
                 case Kind.ENTITY_FAULT:
-                    self._pair.board.take_out(choice.queue, str(fault))
                     tried.add(choice.queue)
                 case Kind.THROTTLED:
                     busy.add(choice.queue)
@@ -197,32 +217,55 @@ class PairedSender:
     # Both
 
     async def _attempt(
-        self, side: Side, path: str, waiting: deque[Message], seen_healthy: bool, *, doubtful: bool = False
+        self,
+        side: Side,
+        path: str,
+        waiting: deque[Message],
+        exists: bool,
+        *,
+        doubtful: bool = False,
+        still: Callable[[], bool],
+        failed: Callable[[Fault], None],
     ) -> tuple[Batch, Fault | None]:
-        """Take one batch off what waits and send it. The batch comes back with the fault, if there was one."""
+        """Take one batch off what waits and send it. The batch comes back with the fault, if there was one.
+
+        An empty one without a fault: nothing was tried, as `still` said no when the link was to be had at last.
+        `failed` hears of a fault before the next in line has its turn, so that not each has to find out by itself.
+        """
         batch = Batch()
         phase, idle, link = Phase.OPEN, 0.0, None
-        try:
-            async with self._pair.links.use(side, path, doubtful=doubtful) as lent:
+        async with self._pair.links.turn(side, path) as turn:
+            try:
+                lent = await turn.link(doubtful=doubtful, still=still)
+                if lent is None:
+                    return batch, None
                 link = lent.link
-                batch = self._filler.fill(waiting, lent.link.limits, wrapped=side is Side.SECONDARY)
+                batch = self._filler.fill(waiting, link.limits, wrapped=side is Side.SECONDARY)
                 if not batch.messages:
                     return batch, None
                 phase, idle = Phase.SEND, lent.idle
                 self._tally.transfers += 1
-                await lent.link.send(batch.payload(), batch=len(batch.messages) > 1)
-        except ClosedError:
-            waiting.extendleft(reversed(batch.messages))
-            raise
-        except Exception as error:  # noqa: BLE001 - every failure is sorted, none is lost
-            fault = sort(symptom_of(error, during=phase, link_idle=idle, seen_healthy=seen_healthy))
-            if link is not None and fault.kind not in (Kind.THROTTLED, Kind.BAD_MESSAGE):
-                await self._pair.links.discard(side, path, link)
-            if not batch.messages:
-                # The link did not open, so nothing was taken; for what is said of all of them, all are taken now.
-                batch = self._filler.all_of(waiting) if fault.kind is Kind.BAD_MESSAGE else batch
-            return batch, fault
+                await link.send(batch.payload(), batch=len(batch.messages) > 1)
+            except NO_OUTCOME:
+                waiting.extendleft(reversed(batch.messages))
+                raise
+            except Exception as error:  # noqa: BLE001 - every failure is sorted, none is lost
+                fault = sort(symptom_of(error, during=phase, link_idle=idle, seen_healthy=exists))
+                failed(fault)
+                if link is not None and fault.kind not in (Kind.THROTTLED, Kind.BAD_MESSAGE):
+                    await self._pair.links.discard(side, path, link)
+                if not batch.messages:
+                    # The link did not open, so nothing was taken; for what is said of all of them, all are taken now.
+                    batch = self._filler.all_of(waiting) if fault.kind is Kind.BAD_MESSAGE else batch
+                return batch, fault
         return batch, None
+
+    def _is_usable(self, queue: int) -> bool:
+        return not self._pair.board.is_out(queue)
+
+    def _take_out(self, queue: int, fault: Fault) -> None:
+        if fault.kind is Kind.ENTITY_FAULT:
+            self._pair.board.take_out(queue, str(fault))
 
     def _record(self, event: Event) -> None:
         change = self._pair.board.record(self.entity, event)

@@ -23,6 +23,7 @@ from spark_sb_sink.errors import (
     OverflowLeftError,
     PairingError,
     QueueNotCreatableError,
+    QueueUnsafeError,
     ReplayRefusedError,
     SchemaError,
     SecondaryUnreachableError,
@@ -51,6 +52,7 @@ EXAMPLES: list[SparkSbSinkError] = [
     CredentialsRefusedError(namespace="b.servicebus.windows.net", detail="401"),
     ManageClaimMissingError(namespace="b.servicebus.windows.net", detail="Manage,EntityRead claims required"),
     QueueNotCreatableError(namespace="b.servicebus.windows.net", queue="a/x-servicebus-transfer/3", detail="quota"),
+    QueueUnsafeError(namespace="b.servicebus.windows.net", queue="a/x-servicebus-transfer/3", detail="sessions"),
     MisconfiguredSendError(namespace="a.servicebus.windows.net", entity="orders", claim="Send", detail="401"),
     AllBacklogsOutError(
         namespace="b.servicebus.windows.net",

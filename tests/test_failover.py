@@ -152,7 +152,7 @@ def test_a_busy_ping_keeps_it_failed_over_and_the_wait_asked_for_is_kept(wait: f
 
 def test_a_successful_ping_brings_probation_and_everybody_uses_the_primary_at_once() -> None:
     state, change = after(FAILED_OVER, PingSucceeded(2, begun_at=220.0), 221.0)
-    assert state == replace(PROBATION, reason="a ping was accepted")
+    assert state == replace(PROBATION, reason="a ping was accepted", seen_healthy=True, next_ping_at=280.0)
     assert change == StateChange("orders", Health.FAILED_OVER, Health.PROBATION, "a ping was accepted", 221.0)
     assert route(state) is Route.PRIMARY
     assert not ping_due(state, 1e9)

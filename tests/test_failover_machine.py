@@ -1,4 +1,4 @@
-"""Sends, faults, heals, throttling, pings, hints, late results and crashes in any order: the promises hold.
+"""Sends, faults, heals, throttling, pings, hints, late results and crashes in any order: isolation and timers hold.
 
 The machine keeps its own account of what each entity was seen to do and judges the state machine by that account. To
 show that it would notice, it is also run over versions of `step` with a bug planted in them, and has to fail.
@@ -66,9 +66,6 @@ class Account:
     """The first fault since the last success, not counting late ones."""
     hinted: bool = False
     last_ping: float | None = None
-    rows_in: int = 0
-    pending: int = 0
-    primary: int = 0
     backlog: int = 0
 
 
@@ -96,8 +93,8 @@ class Machine(RuleBasedStateMachine):
                 before.health,
                 after.health,
                 self.now,
-            )
-            assert change.before is not change.after
+            ), "a change was reported wrongly"
+            assert change.before is not change.after, "a change was reported wrongly"
             self.accounts[entity].episode += 1
             self.accounts[entity].hinted = False
 
@@ -117,14 +114,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(lost=st.integers(0, 2**16))
     def crash(self, lost: int) -> None:
-        """A process dies. What it had under way is sent again by another, which knows what the board says."""
-        survivors = []
-        for n, flight in enumerate(self.flights):
-            if not lost >> n & 1:
-                survivors.append(flight)
-            elif not flight.ping:
-                self.accounts[flight.entity].pending += 1
-        self.flights = survivors
+        """A process dies with what it had under way. Another goes on, which knows what the board says."""
+        self.flights = [flight for n, flight in enumerate(self.flights) if not lost >> n & 1]
         self.states = {entity: EntityState.from_row(state.to_row()) for entity, state in self.states.items()}
 
     # Sends
@@ -132,12 +123,8 @@ class Machine(RuleBasedStateMachine):
     @rule(entity=st.sampled_from(ENTITIES))
     def send(self, entity: str) -> None:
         state, account = self.states[entity], self.accounts[entity]
-        if account.pending:
-            account.pending -= 1
-        else:
-            account.rows_in += 1
         if route(state) is Route.BACKLOG:
-            assert state.health is Health.FAILED_OVER
+            assert state.health is Health.FAILED_OVER, "diverted without being failed over"
             account.backlog += 1
         else:
             self.flights.append(Flight(entity, state.epoch, account.episode, self.now, account.world))
@@ -166,17 +153,15 @@ class Machine(RuleBasedStateMachine):
         entity, account = flight.entity, self.accounts[flight.entity]
         before, late, hinted = self.states[entity], flight.episode != account.episode, account.hinted
         if outcome == UP:
-            account.primary += 1
             self.tell(entity, SendSucceeded(flight.epoch))
             after = self.states[entity]
-            assert after.seen_healthy
+            assert after.seen_healthy, "a success was forgotten"
             if late:
                 assert replace(after, seen_healthy=before.seen_healthy) == before, "a late success changed the state"
             else:
                 assert after.health is Health.HEALTHY, "a success must heal"
                 account.first_fault, account.hinted = None, False
             return
-        account.pending += 1
         if outcome == BUSY:
             self.tell(entity, SendThrottled(flight.epoch))
             assert self.states[entity] == before, "throttling changed the state"
@@ -192,7 +177,7 @@ class Machine(RuleBasedStateMachine):
         must_divert = due or hinted or before.health is Health.PROBATION
         assert (after.health is Health.FAILED_OVER) == must_divert, "diverted too early, too late or not at all"
         if not must_divert:
-            assert after.health is Health.SUSPECT
+            assert after.health is Health.SUSPECT, "a fault was forgotten"
             assert after.since == account.first_fault, "the timer counts from the first fault"
 
     # Pings and hints
@@ -217,7 +202,7 @@ class Machine(RuleBasedStateMachine):
         state, account = self.states[entity], self.accounts[entity]
         if not ping_due(state, self.now):
             return
-        if account.last_ping is not None and not account.hinted:
+        if account.last_ping is not None:
             assert self.now - account.last_ping >= self.settings.ping_interval, "pinged too often"
         account.last_ping = self.now
         self.tell(entity, PingBegun())
@@ -241,7 +226,8 @@ class Machine(RuleBasedStateMachine):
             if outcome == UP:
                 account.first_fault = None
         elif hinted:
-            assert after.health is (Health.FAILED_OVER if outcome == DOWN else before.health)
+            expected = Health.FAILED_OVER if outcome == DOWN else before.health
+            assert after.health is expected, "the ping after a hint decides"
             account.hinted = False
         else:
             assert after.health is before.health, "a ping that was not asked for changed the state"
@@ -253,7 +239,7 @@ class Machine(RuleBasedStateMachine):
         after = self.states[entity]
         assert after.health is before.health, "a hint alone changed the state"
         if after != before:
-            assert before.health in (Health.HEALTHY, Health.SUSPECT)
+            assert before.health in (Health.HEALTHY, Health.SUSPECT), "a hint about one that is out changed the state"
             assert ping_due(after, self.now), "a hint asks for a ping at once"
             account.hinted = True
             account.episode += 1  # what began before the hint says nothing about it
@@ -261,28 +247,22 @@ class Machine(RuleBasedStateMachine):
     # What always holds
 
     @invariant()
-    def every_row_is_somewhere(self) -> None:
-        for entity, account in self.accounts.items():
-            under_way = sum(flight.entity == entity and not flight.ping for flight in self.flights)
-            assert account.rows_in == account.primary + account.backlog + account.pending + under_way
-
-    @invariant()
     def a_healthy_entity_is_never_diverted(self) -> None:
-        assert self.states["steady"].health is Health.HEALTHY
-        assert self.accounts["steady"].backlog == 0
+        assert self.states["steady"].health is Health.HEALTHY, "a healthy entity was diverted"
+        assert self.accounts["steady"].backlog == 0, "a healthy entity was diverted"
 
     @invariant()
     def a_state_says_what_it_must(self) -> None:
         for state in self.states.values():
-            assert (state.since is not None) == (state.health in (Health.SUSPECT, Health.FAILED_OVER))
+            assert (state.since is not None) == (state.health in (Health.SUSPECT, Health.FAILED_OVER)), "wrong since"
             if state.health is Health.FAILED_OVER:
                 assert state.next_ping_at is not None, "never pinged again"
                 longest = max(self.settings.ping_interval, self.settings.ping_deadline)
-                assert state.next_ping_at <= self.now + longest
+                assert state.next_ping_at <= self.now + longest, "pinged too late"
             assert ping_due(state, 1e12) == self.wants_ping(state.entity), "a ping that nobody needs, or none"
 
 
-SMALL = settings(max_examples=300, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+SMALL = settings(max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 TestFailoverMachine = Machine.TestCase
 TestFailoverMachine.settings = SMALL
 
@@ -316,7 +296,7 @@ def the_interval_must_be_passed_not_reached(state: EntityState, event: Event, no
 def probation_is_given_an_interval(state: EntityState, event: Event, now: float, s: FailoverSettings) -> Step:
     if isinstance(event, SendFailed) and state.health is Health.PROBATION:
         after, change = step(replace(state, health=Health.HEALTHY), event, now, s)
-        return Step(after, change and replace(change, before=Health.PROBATION))
+        return Step(after, replace(change, before=Health.PROBATION)) if change else Step(state)
     return step(state, event, now, s)
 
 
@@ -346,9 +326,6 @@ def a_hint_is_believed_without_a_ping(state: EntityState, event: Event, now: flo
 
 
 DIVERTED = "diverted too early, too late or not at all"
-ANY = (
-    "changed the state|not reported|a hint asks|a ping that|must heal|" + DIVERTED + "|pinged|probation|timer|same turn"
-)
 
 
 @pytest.mark.parametrize(
@@ -363,9 +340,9 @@ ANY = (
         (probation_is_given_an_interval, DIVERTED),
         (a_success_does_not_stop_the_timer, "a success must heal"),
         (a_busy_ping_counts_as_a_success, "only a successful ping brings probation"),
-        (a_failed_ping_is_the_last, "never pinged again"),
+        (a_failed_ping_is_the_last, "never pinged again|a late ping changed the state"),
         (a_turn_to_ping_is_not_taken, "two take the same turn"),
-        (a_hint_is_believed_without_a_ping, "a hint alone changed the state"),
+        (a_hint_is_believed_without_a_ping, "a hint (alone|about one that is out) changed the state"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -377,7 +354,5 @@ def test_the_machine_finds_a_planted_bug(
 
     # Found is enough; the smallest example is for whoever has a bug that was not planted.
     find = settings(SMALL, max_examples=20000, derandomize=True, database=None, phases=[Phase.generate])
-    # Which of its consequences is met first differs from run to run: Hypothesis also draws from constants of what is
-    # loaded. That the machine finds nothing without a bug is the test above.
-    with pytest.raises(AssertionError, match=f"{noticed}|{ANY}"):
+    with pytest.raises(AssertionError, match=noticed):
         run_state_machine_as_test(Planted, settings=find)

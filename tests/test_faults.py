@@ -398,15 +398,3 @@ def test_what_nobody_foresaw_is_an_entity_fault(
 ) -> None:
     fault = sort(Symptom(names, phase=phase, condition=condition, status_code=status, text=text))
     assert fault.kind is Kind.ENTITY_FAULT or status in (401, 403)
-
-
-def test_the_module_takes_exceptions_apart_without_importing_azure() -> None:
-    import subprocess
-    import sys
-
-    pure = ("faults", "errors", "durations")
-    program = f"import sys; import {', '.join(f'spark_sb_sink.{name}' for name in pure)}; " + (
-        "print([m for m in sys.modules if m.split('.')[0] in ('azure', 'pyspark')])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"

@@ -79,6 +79,31 @@ def test_no_module_of_the_library_brings_the_broker_or_proton_in_when_imported()
     assert [name for name in loaded if is_forbidden(name)] == []
 
 
+PURE = (
+    "amqp",
+    "backlog_queues",
+    "durations",
+    "envelope",
+    "errors",
+    "failover",
+    "faults",
+    "filling",
+    "keys",
+    "options",
+    "pair_life",
+    "reports",
+    "rotation",
+    "rows",
+)
+
+
+def test_the_pure_core_imports_neither_spark_nor_azure_nor_anything_else_that_is_large() -> None:
+    names = [f"spark_sb_sink.{name}" for name in PURE]
+    code = f"import sys, {', '.join(names)}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert {"azure", "delta", "proton", "py4j", "pyarrow", "pyspark"} & set(done.stdout.split()) == set()
+
+
 @pytest.fixture(scope="module")
 def tracked() -> list[str]:
     done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)

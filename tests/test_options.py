@@ -492,15 +492,12 @@ def test_the_digest_differs_where_any_option_differs_also_a_secret(change: dict[
 def test_the_digest_is_the_same_in_every_process() -> None:
     program = (
         "import pickle, sys; from spark_sb_sink.options import Options; "
-        "o = pickle.loads(sys.stdin.buffer.read()); print(o.digest()); "
-        "print([m for m in sys.modules if m.split('.')[0] in ('azure', 'pyspark')])"
+        "o = pickle.loads(sys.stdin.buffer.read()); print(o.digest())"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], input=pickle.dumps(holder()), capture_output=True, timeout=60, check=True
     )
-    digest, azure_or_spark = done.stdout.decode().split("\n")[:2]
-    assert digest == holder().digest()
-    assert azure_or_spark == "[]", "the core imports neither Spark nor Azure"
+    assert done.stdout.decode().strip() == holder().digest()
 
 
 # Documentation from code

@@ -29,6 +29,7 @@ from spark_sb_sink.errors import (
     ManageClaimMissingError,
     PairingError,
     QueueNotCreatableError,
+    QueueUnsafeError,
     SecondaryUnreachableError,
 )
 from spark_sb_sink.options import Options
@@ -180,9 +181,7 @@ def test_a_queue_of_another_making_is_used_as_it_is_and_its_differences_are_told
     options: Callable[..., Options], secondary: NamespaceHandle, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (queue,) = queues(name, 1)
-    secondary.create_queue(
-        queue, max_delivery_count=7, default_ttl=3600.0, lock_duration=30.0, requires_session=True, max_size_mb=5120
-    )
+    secondary.create_queue(queue, max_delivery_count=7, default_ttl=3600.0, lock_duration=30.0, max_size_mb=5120)
     before = lasting(on_the_wire(secondary, queue))
     with caplog.at_level(logging.WARNING, "spark_sb_sink"):
         paired = pair(options())
@@ -192,9 +191,39 @@ def test_a_queue_of_another_making_is_used_as_it_is_and_its_differences_are_told
         Difference(queue, "default_message_time_to_live", "1h", "forever"),
         Difference(queue, "lock_duration", "30s", "1m"),
         Difference(queue, "dead_lettering_on_message_expiration", "false", "true"),
-        Difference(queue, "requires_session", "true", "false"),
     }
     assert f"{queue} has max_delivery_count 7 where 2147483647 is meant" in caplog.text
+    assert lasting(on_the_wire(secondary, queue)) == before
+
+
+UNSAFE: list[tuple[dict[str, Any], str]] = [
+    ({"requires_duplicate_detection": True}, "requires_duplicate_detection true"),
+    ({"requires_session": True}, "requires_session true"),
+]
+
+
+@pytest.mark.parametrize(("settings", "said"), UNSAFE, ids=lambda value: value if isinstance(value, str) else "")
+async def test_a_queue_that_would_lose_or_refuse_messages_is_an_error_unless_best_effort_is_asked_for(
+    options: Callable[..., Options],
+    secondary: NamespaceHandle,
+    name: str,
+    caplog: pytest.LogCaptureFixture,
+    settings: dict[str, Any],
+    said: str,
+) -> None:
+    (queue,) = queues(name, 1)
+    secondary.create_queue(queue, **settings)
+    before = lasting(on_the_wire(secondary, queue))
+    with pytest.raises(QueueUnsafeError, match=said) as caught:
+        await PairingKeeper(options()).start()
+    assert caught.value.queue == queue
+    assert_for_the_night(caught.value, options())
+    assert queue in pair(options(), dry_run=True).found
+    caplog.clear()
+    paired = await PairingKeeper(options(pairing="best-effort")).start()
+    assert paired is not None
+    assert paired.count == 3
+    assert f"UNSAFE BACKLOG QUEUE: {queue} has {said}" in caplog.text
     assert lasting(on_the_wire(secondary, queue)) == before
 
 
@@ -347,13 +376,14 @@ async def test_a_policy_without_manage_is_an_error_of_its_own(
     assert "assume" in str(caught.value)
 
 
-def test_a_name_that_a_topic_has_cannot_become_a_queue(
-    options: Callable[..., Options], secondary: NamespaceHandle, name: str
+@pytest.mark.parametrize("pairing", ["required", "best-effort"])
+async def test_a_name_that_a_topic_has_cannot_become_a_queue(
+    options: Callable[..., Options], secondary: NamespaceHandle, name: str, pairing: str
 ) -> None:
     (taken,) = queues(name, 1)
     secondary.create_topic(taken)
     with pytest.raises(QueueNotCreatableError, match="a topic may have that name") as caught:
-        pair(options())
+        await PairingKeeper(options(pairing=pairing)).start()
     assert caught.value.queue == taken
     assert taken in str(caught.value)
     assert_for_the_night(caught.value, options())
@@ -530,19 +560,6 @@ async def test_the_time_of_a_try_counts_towards_the_minute(
         assert await trying is None
         assert await clock.step() == TRY_AGAIN - 12.0
         await keeper.stop()
-
-
-async def test_a_name_that_is_taken_does_not_stop_a_pipeline_with_best_effort(
-    options: Callable[..., Options], secondary: NamespaceHandle, name: str
-) -> None:
-    clock = SteppedClock()
-    secondary.create_topic(queues(name, 0)[0])
-    keeper = PairingKeeper(options(pairing="best-effort"), clock=clock)
-    assert await keeper.start() is None
-    secondary.delete(queues(name, 0)[0])
-    await clock.step()
-    async with asyncio.timeout(20):
-        assert (await keeper.wait()).count == 3
 
 
 async def test_a_credential_refused_later_ends_the_tries_with_an_error(

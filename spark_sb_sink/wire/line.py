@@ -105,7 +105,8 @@ class Line:
     async def deadline(self, what: str, *, spent: float = 0.0) -> AsyncIterator[None]:
         """Bounds what stands in it; what it raises is what the SDK would raise, or `TimeoutError`.
 
-        Whatever goes wrong in it leaves the link in a state that nobody knows, so it marks the line as broken.
+        `spent` is taken off the time, but for a tenth, which a frame and its answer have on a link that was slow to
+        open. Whatever goes wrong in it leaves the link in a state that nobody knows, so it marks the line as broken.
         """
         try:
             async with Deadline(max(self.timeout - spent, self.timeout / 10)):

@@ -25,6 +25,7 @@ SAMPLES: list[SparkSbSinkError] = [
     errors.CredentialsRefusedError(namespace="n", detail=D),
     errors.ManageClaimMissingError(namespace="n", detail=D),
     errors.QueueNotCreatableError(namespace="n", queue="q", detail=D),
+    errors.QueueUnsafeError(namespace="n", queue="q", detail=D),
     errors.MisconfiguredSendError(namespace="n", entity="e", claim="Send", detail=D),
     errors.AllBacklogsOutError(namespace="n", entity="e", errors=[("q", "no")]),
     errors.UnsendableError(entity="e", overflow=1, quarantine=1, reasons=["why"]),

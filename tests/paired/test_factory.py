@@ -4,24 +4,27 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from spark_sb_sink.board import Board
 from spark_sb_sink.broker import BlackHole, BrokerProcess, Refuse, Shape
-from spark_sb_sink.errors import ClosedError, FaultedError, OptionError
+from spark_sb_sink.errors import ClosedError, FaultedError, IncompatibleSdkError, OptionError
 from spark_sb_sink.factory import PairedFactory, factory_for
 from spark_sb_sink.failover import Health
 from spark_sb_sink.links import RECYCLE_AFTER
 from spark_sb_sink.pair_life import GRACE
 from spark_sb_sink.transport import Side
+from spark_sb_sink.wire import check_sdk, sdk
 from tests.conftest import await_that
-from tests.paired.ground import CALM, Ground, MovableClock, health, some
+from tests.paired.ground import CALM, Ground, MovableClock, await_health, health, some
 
 
 @pytest.fixture
@@ -45,7 +48,7 @@ def close_in_time(factory: PairedFactory, caplog: pytest.LogCaptureFixture) -> N
     factory.close()
     told = [record.getMessage() for record in caplog.records if record.name == "spark_sb_sink.factory"]
     assert told == []
-    assert not factory._thread.is_alive()
+    assert not factory._thread.alive
 
 
 # Links
@@ -309,6 +312,75 @@ def test_closing_while_senders_wait_for_a_link_ends_them_too(ground: Ground, cap
     for one in begun:
         with pytest.raises(ClosedError):
             one.result(5)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_who_waits_for_a_loop_that_died_hears_of_it_and_the_factory_is_replaced(
+    ground: Ground, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ground.options(failover_interval="60m")
+    entity = ground.entity()
+    factory = factory_for(options, tmp_path)
+    ground.primary.hang(Refuse(), entity)
+    begun = factory.submit(_lanes(factory, {entity: some(1)}))
+    await_health(factory, entity, Health.SUSPECT)
+
+    def die() -> None:
+        raise SystemExit
+
+    factory._thread.loop.call_soon_threadsafe(die)
+    with pytest.raises(ClosedError, match="its event loop ended"):
+        begun.result(20)
+    await_that(lambda: "The paired factory died" in caplog.text)
+    assert factory.closed
+    with pytest.raises(ClosedError):
+        factory.send({entity: some(1)})
+    assert factory_for(options, tmp_path) is not factory
+    for made in (factory, factory_for(options, tmp_path)):
+        made.close()
+        made.board.close()
+
+
+def test_names_of_the_primary_that_nobody_answers_for_hold_up_no_lookup_for_the_backlog(
+    ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, answered = socket.getaddrinfo, threading.Event()
+
+    def lookup(host: str, *args: Any, **settings: Any) -> Any:
+        if host == "primary.invalid":
+            answered.wait(60)
+        return whole(host, *args, **settings)
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    factory = ground.factory(
+        primary=ground.primary.connection_string.replace("127.0.0.1", "primary.invalid"),
+        secondary=ground.secondary.connection_string.replace("127.0.0.1", "localhost"),
+        failover_interval="0s",
+        send_timeout="4s",
+    )
+    try:
+        # More than a loop has threads of its own accord.
+        reports = factory.send({f"orders-{number}": some(1) for number in range((os.cpu_count() or 1) + 5)})
+        assert {(report.backlog, report.total) for report in reports.values()} == {(1, 1)}
+        assert not answered.is_set()
+        factory.close()
+        assert not factory._thread.alive
+    finally:
+        answered.set()
+
+
+def test_an_sdk_that_we_do_not_know_is_told_before_the_first_send(
+    ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set(threading.enumerate())
+    options = ground.options(failover_interval="0s")
+    board = Board.for_executor(tmp_path, options)
+    check_sdk.cache_clear()
+    with monkeypatch.context() as changed:
+        changed.delattr(sdk.Connection, "listen")
+        with pytest.raises(IncompatibleSdkError, match="listen is gone"):
+            PairedFactory(options, board)
+    await_that(lambda: set(threading.enumerate()) <= threads)
 
 
 def test_use_after_close_says_so_and_closing_twice_is_fine(ground: Ground) -> None:

@@ -83,16 +83,17 @@ async def test_a_link_in_use_is_never_closed_to_make_room_and_who_waits_gets_the
     assert await kept.touch("a") is one.link
 
 
+class Hanging(MemoryTransport):
+    """Links to what is dead never open."""
+
+    async def open(self, side: Side, path: str) -> MemoryLink:
+        if path.startswith("dead"):
+            self.opened += 1
+            await asyncio.Event().wait()
+        return await super().open(side, path)
+
+
 async def test_entities_that_fail_get_three_quarters_of_the_links_and_the_others_never_wait_for_them() -> None:
-    never = asyncio.Event()
-
-    class Hanging(MemoryTransport):
-        async def open(self, side: Side, path: str) -> MemoryLink:
-            if path.startswith("dead"):
-                self.opened += 1
-                await never.wait()
-            return await super().open(side, path)
-
     memory = Hanging()
     links = Links(memory, 4, FakeClock().now)
 
@@ -110,6 +111,33 @@ async def test_entities_that_fail_get_three_quarters_of_the_links_and_the_others
         task.cancel()
     await asyncio.gather(*dead, return_exceptions=True)
     assert links.open_count == 1
+
+
+async def test_of_links_that_are_used_all_the_time_those_that_fail_get_one_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("spark_sb_sink.links.JUST_USED", 0.02)
+    memory = Hanging()
+    links = Links(memory, 4, lambda: 0.0)  # so that every link was just used
+
+    async def ask(entity: str, *, doubtful: bool) -> None:
+        async with links.use(Side.PRIMARY, entity, doubtful=doubtful):
+            pass
+
+    for number in range(4):
+        await ask(f"healthy-{number}", doubtful=False)
+    dead = [asyncio.create_task(ask(f"dead-{number}", doubtful=True)) for number in range(8)]
+    async with asyncio.timeout(20):
+        while memory.opened < 5:
+            await asyncio.sleep(0.01)
+    for turn in range(500):
+        await ask(f"healthy-{1 + turn % 3}", doubtful=False)
+        await asyncio.sleep(0.0001)
+    assert (memory.opened, memory.closed) == (5, 1)
+    for task in dead:
+        task.cancel()
+    await asyncio.gather(*dead, return_exceptions=True)
+    assert links.open_count == 3
 
 
 async def test_only_links_idle_for_long_are_recycled_and_none_in_use() -> None:

@@ -119,7 +119,7 @@ async def test_a_bad_message_takes_no_backlog_queue_out(broker: BrokerProcess, t
         await sides.rig.send(messages(1, start=100), sides.entity)
         sides.secondary.hang(Reject("amqp:not-allowed", "it is odd", count=8 + 4 + 2 + 1), sides.kept_queue())
         report = await sides.rig.send(messages(8), sides.entity)
-        assert ([one.position for one in report.rejected], report.backlog) == ([0], 7)
+        assert ([one.position for one in report.overflow], report.backlog) == ([0], 7)
         assert sides.queues_out() == []
 
 

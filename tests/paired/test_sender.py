@@ -1,6 +1,7 @@
 """The lane of one entity, over a network in memory and under a clock that moves only when somebody waits."""
 
 import asyncio
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ from hypothesis import strategies as st
 
 from spark_sb_sink.amqp import Long, encode_message
 from spark_sb_sink.envelope import restore
-from spark_sb_sink.failover import Health, SendFailed, SendSucceeded
+from spark_sb_sink.errors import ClosedError, IncompatibleSdkError
+from spark_sb_sink.failover import Health, PingSucceeded, SendFailed, SendSucceeded
+from spark_sb_sink.reports import EntityReport
+from spark_sb_sink.timing import MonotonicClock
 from spark_sb_sink.transport import LinkLimits, MemoryLink, MemoryTransport, Side
 from tests.paired.support import BACKLOG, Rig, ids, messages
 
@@ -253,7 +257,8 @@ async def test_a_bad_message_empties_no_rotation(tmp_path: Path) -> None:
     rig.memory.refuse = lambda m: rejection(b"amqp:not-allowed") if ids([m]) == [bad] else None
     report = await rig.send(sent)
     assert report.backlog == 19
-    assert [one.position for one in report.rejected] == [7]
+    assert [one.position for one in report.overflow] == [7], "its own entity has not judged it"
+    assert report.rejected == ()
     assert not any(queue.is_out(rig.clock.now()) for queue in rig.board.snapshot().queues)
 
 
@@ -544,7 +549,7 @@ async def test_failing_entities_that_outnumber_the_links_leave_the_healthy_one_i
             return await super().open(side, path)
 
     slow = Slow()
-    rig = Rig(tmp_path, slow, links=4)
+    rig = Rig(tmp_path, slow, links=4, clock=MonotonicClock())
     for number in range(12):
         rig.board.record(f"dead-{number}", SendFailed(0, "gone"))
     failing = [asyncio.create_task(rig.send(messages(1), f"dead-{number}")) for number in range(12)]
@@ -557,3 +562,140 @@ async def test_failing_entities_that_outnumber_the_links_leave_the_healthy_one_i
         task.cancel()
     await asyncio.gather(*failing, return_exceptions=True)
     assert (report.primary, report.changes, slow.healthy) == (50, (), 1)
+
+
+class Hanging(MemoryTransport):
+    """Some of the backlog queues answer nothing until a deadline, when they are opened or once they are open."""
+
+    def __init__(self, dead: set[str], what: str) -> None:
+        super().__init__()
+        self.attempts: Counter[str] = Counter()
+
+        async def hang(now: str, side: Side, path: str) -> None:
+            if side is Side.PRIMARY:
+                raise ServiceBusConnectionError
+            if path in dead and now == what:
+                self.attempts[path] += 1
+                await asyncio.sleep(0.02)
+                raise TimeoutError
+
+        self.hang = hang
+
+    async def open(self, side: Side, path: str) -> MemoryLink:
+        await self.hang("open", side, path)
+        link = await super().open(side, path)
+        send = link.send
+
+        async def hanging(payload: bytes, *, batch: bool) -> None:
+            try:
+                await self.hang("send", side, path)
+            except BaseException:
+                link.broken = True
+                raise
+            await send(payload, batch=batch)
+
+        link.send = hanging  # type: ignore[method-assign]
+        return link
+
+
+@pytest.mark.parametrize("what", ["open", "send"])
+async def test_one_lane_finds_out_for_all_that_wait_for_the_same_dead_backlog_queue(tmp_path: Path, what: str) -> None:
+    dead = f"{BACKLOG}0"
+    transport = Hanging({dead}, what)
+    rig = Rig(tmp_path, transport, interval=0.0, queues=2)
+    reports = await asyncio.gather(*(rig.send(messages(3), f"entity-{number}") for number in range(20)))
+    assert [(report.backlog, report.total) for report in reports] == [(3, 3)] * 20
+    assert transport.attempts == {dead: 1}
+    await rig.links.close()
+    assert rig.links.open_count == 0
+
+
+async def test_where_all_backlog_queues_are_dead_each_is_tried_once_for_all(tmp_path: Path) -> None:
+    transport = Hanging({f"{BACKLOG}{queue}" for queue in range(4)}, "open")
+    rig = Rig(tmp_path, transport, interval=0.0, queues=4)
+    reports = await asyncio.gather(*(rig.send(messages(3), f"entity-{number}") for number in range(40)))
+    assert all(len(report.overflow) == report.total == 3 for report in reports)
+    assert set(transport.attempts.values()) == {1}
+
+
+async def test_what_waits_for_a_backlog_queue_goes_to_the_primary_that_came_back_meanwhile(tmp_path: Path) -> None:
+    transport = Hanging({f"{BACKLOG}0"}, "open")
+    rig = Rig(tmp_path, transport, interval=0.0, queues=1)
+
+    async def calm(now: str, side: Side, path: str) -> None: ...
+
+    begun = asyncio.create_task(rig.send(messages(1), "first"))
+    rig.board.record("second", SendFailed(0, "gone"))
+    waiting = asyncio.create_task(rig.send(messages(1), "second"))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        while not transport.attempts:
+            await asyncio.sleep(0)
+        state = rig.board.view("second")
+        rig.board.record("second", PingSucceeded(state.epoch, rig.clock.now()))
+        transport.hang = calm
+        assert (await waiting).primary == 1
+        assert len((await begun).overflow) == 1
+
+
+async def test_an_entity_that_fails_has_its_attempts_also_where_the_lanes_of_others_never_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_sb_sink.links.JUST_USED", 0.05)
+    stop = asyncio.Event()
+
+    class Refusing(MemoryTransport):
+        async def open(self, side: Side, path: str) -> MemoryLink:
+            if path == "refused":
+                raise ServiceBusConnectionError
+            return await super().open(side, path)
+
+    rig = Rig(tmp_path, Refusing(), links=4, clock=MonotonicClock(), interval=0.2)
+
+    async def never_stops(entity: str) -> EntityReport:
+        sender = rig.sender(entity)
+        while not stop.is_set():
+            await sender.send(messages(1))
+            await asyncio.sleep(0)
+        return sender.report()
+
+    busy = [asyncio.create_task(never_stops(f"busy-{number}")) for number in range(5)]
+    async with asyncio.timeout(30):
+        report = await rig.send(messages(1), "refused")
+    stop.set()
+    assert (report.backlog, [change.after for change in report.changes]) == (1, [Health.SUSPECT, Health.FAILED_OVER])
+    assert all(lane.changes == () and lane.primary == lane.total > 0 for lane in await asyncio.gather(*busy))
+
+
+async def test_a_hinted_entity_that_is_not_there_is_out_and_its_messages_are_not_to_blame(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.board.hint("orders")
+    assert rig.board.take_ping("orders") is not None, "another process asks"
+    rig.fail_primary(MessagingEntityNotFoundError)
+    report = await rig.send(messages(3))
+    assert (report.backlog, report.rejected) == (3, ())
+
+
+async def test_an_entity_that_took_a_ping_and_is_gone_then_is_out(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, interval=0.0)
+    rig.fail_primary(ServiceBusConnectionError)
+    await rig.send(messages(1))
+    rig.heal()
+    rig.clock.time += 61
+    assert await rig.pinger.ping("orders")
+    assert rig.board.view("orders").health is Health.PROBATION
+    rig.fail_primary(MessagingEntityNotFoundError)
+    report = await rig.send(messages(3))
+    assert (report.backlog, report.rejected) == (3, ())
+
+
+@pytest.mark.parametrize("error", [IncompatibleSdkError(found="8", works="7", missing="it"), ClosedError("It")])
+async def test_what_says_nothing_of_the_entity_is_raised_and_diverts_nobody(tmp_path: Path, error: Exception) -> None:
+    rig = Rig(tmp_path, interval=0.0)
+    rig.memory.fail = lambda what, side, path: (_ for _ in ()).throw(error)
+    with pytest.raises(type(error)):
+        await rig.send(messages(1))
+    rig.board.hint("orders")
+    with pytest.raises(type(error)):
+        await rig.pinger.ping("orders")
+    assert rig.board.view("orders").health is Health.HEALTHY

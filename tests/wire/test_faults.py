@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import socket
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -300,6 +302,29 @@ async def test_a_deadline_holds_against_code_that_loses_a_cancellation() -> None
         async with Deadline(0.05):
             await deaf()
     assert lost == 3
+
+
+async def test_a_process_that_stood_still_reads_what_came_meanwhile_before_its_time_is_up() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        reader, writer = await asyncio.open_connection(sock=ours)
+
+        def stand_still() -> None:
+            theirs.send(b"x")
+            time.sleep(0.3)
+
+        asyncio.get_running_loop().call_soon(stand_still)
+        async with Deadline(0.1):
+            assert await reader.readexactly(1) == b"x"
+        asyncio.get_running_loop().call_soon(time.sleep, 0.3)
+        with pytest.raises(TimeoutError):
+            await _within(Deadline(0.1), reader.readexactly(1))
+        writer.close()
+
+
+async def _within(deadline: Deadline, work: Awaitable[object]) -> object:
+    async with deadline:
+        return await work
 
 
 async def test_a_deadline_leaves_a_cancellation_from_outside_alone() -> None:
