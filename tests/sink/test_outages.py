@@ -1,5 +1,6 @@
 """The sink through outages: what fails over, what does not wait, and what comes back, counted by the broker."""
 
+import threading
 import time
 from collections import Counter
 
@@ -182,6 +183,33 @@ def test_a_failing_entity_costs_the_micro_batch_no_more_than_its_own_failover(gr
     ground.primary.cut()
     stream.settle()
     assert ground.arrived(dead).keys() == ids(dead, 50) | ids(dead, 1, "first-")
+
+
+def test_queries_stop_after_a_pause_in_vain_also_those_that_wait_for_their_turn(ground: SinkGround) -> None:
+    dead, other = ground.entities(2)
+    sink = ground.sink(failover_interval="60s", send_timeout="60s")
+    ground.primary.hang(BlackHole("attach"), dead)
+    streams = [ground.stream(sink, samples.PLAIN_DDL) for _ in range(3)]
+    held, waits, comes_later = queries = [stream.start() for stream in streams]
+    streams[0].put(ground.rows([dead], 1))
+    await_that(lambda: ground.spark.sparkContext.statusTracker().getJobIdsForGroup(held.runId), 60)
+    streams[1].put(ground.rows([other], 1))
+    await_that(lambda: waits.status["isTriggerActive"])
+    assert not sink.pause(0.1)
+    streams[2].put(ground.rows([other], 1))
+    await_that(lambda: not comes_later.isActive, 60)
+    assert "is closed (it was told to begin no further micro-batch)" in str(comes_later.exception())
+
+    def stop() -> None:
+        for query in (waits, held, comes_later):
+            query.stop()
+
+    stopping = threading.Thread(target=stop, daemon=True)  # so that one that hangs does not hang the rest
+    stopping.start()
+    stopping.join(60)
+    assert not stopping.is_alive(), "a query does not stop"
+    assert [query.isActive for query in queries] == [False] * 3
+    assert ground.arrived(other) == {}
 
 
 def test_bad_rows_go_to_quarantine_and_the_rest_are_sent(ground: SinkGround) -> None:
