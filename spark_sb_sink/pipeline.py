@@ -147,7 +147,7 @@ def _until_the_end(
                 _LOG.info("the query ended: all that was available is sent")
                 return None
     except StreamingQueryException as error:
-        return error
+        return error  # type: ignore[no-any-return]
     return _stop_gently(query, sink, within, cut_off)
 
 
@@ -175,7 +175,7 @@ def _stop_gently(
     else:
         cut_off.set()
     query.stop()
-    return failed  # type: ignore[no-any-return]
+    return failed
 
 
 def _missing(spark: SparkSession, source: str, text: str) -> str | None:
