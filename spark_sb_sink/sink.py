@@ -170,7 +170,7 @@ class ServiceBusSink:
         if query_id not in self._begun:
             self._begin(spark, state)
             self._begun.add(query_id)
-            if plan.type_of("message_id") is None and shuffled_before(df):
+            if not plan.brings("message_id") and shuffled_before(df):
                 self._tell(Warned(_NEITHER_ID_NOR_PARTITION))
         if self._keeper is not None:
             self._keeper.check()
@@ -238,6 +238,11 @@ class ServiceBusSink:
                     EntityChanged(
                         change.entity, change.before, change.after, change.reason, noted.wall_time, noted.board
                     )
+                )
+            missed = sum({report.board: report.missed for report in reports}.values())
+            if missed:
+                self._tell(
+                    Warned(f"{missed} changes of entities are not told: an executor had forgotten them by then.")
                 )
             check_conservation(rows, reports, counts)
             if state is not None:
