@@ -3,10 +3,12 @@
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
 
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from spark_sb_sink.broker import NamespaceHandle
 from spark_sb_sink.broker.faults import BlackHole, FullQuota, Refuse, Reject, Shape
 from spark_sb_sink.errors import AllBacklogsOutError, BatchFailedError, MisconfiguredSendError, UnsendableError
 from spark_sb_sink.events import BatchFailed, BatchSent, EntityChanged
@@ -21,6 +23,12 @@ from tests.sink.support import SinkGround
 
 def ids(entity: str, count: int, tag: str = "") -> set[str]:
     return {f"{tag}{entity}-{number}" for number in range(count)}
+
+
+def moments(namespace: NamespaceHandle, entity: str, count: int, of: Callable[[Iterable[float]], float] = max) -> float:
+    """When the namespace took the last, or with `min` the first, of these messages."""
+    journals = (namespace.journal(found) for found in ids(entity, count))
+    return of(entry.at for journal in journals for entry in journal if entry.what == "accepted")
 
 
 def failovers(ground: SinkGround, entity: str) -> int:
@@ -163,6 +171,10 @@ def test_48_healthy_entities_of_50_are_sent_once_before_the_batch_fails_for_a_mi
         assert ground.arrived(name) == Counter(ids(name, 20))
     assert ground.in_backlog().keys() == ids(dead, 20)
     assert ground.arrived(refused) == {}
+    # None of them waited for the dead one: all were there before it had its first fault, one send deadline later.
+    last = max(moments(ground.primary, name, 20) for name in healthy)
+    assert last < min(change.wall_time for change in ground.of(EntityChanged) if change.entity == dead)
+    assert last < moments(ground.secondary, dead, 20, min)
     assert {c.entity for c in ground.of(EntityChanged) if c.after is Health.FAILED_OVER} == {dead}
 
 
