@@ -6,6 +6,7 @@ what would go to overflow or quarantine fails the micro-batch.
 """
 
 import logging
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from spark_sb_sink.board_records import NotedChange
 from spark_sb_sink.errors import OptionError, SendError
-from spark_sb_sink.events import BatchFailed, BatchSent, log
+from spark_sb_sink.events import BatchFailed, BatchSent, EntityChanged, log
 from spark_sb_sink.knowledge import counts_of
 from spark_sb_sink.options import Options, Pairing
 from spark_sb_sink.outcome import check_conservation, failure_of
@@ -45,9 +47,12 @@ def register(spark: SparkSession) -> None:
 
 @dataclass(frozen=True)
 class Receipt(WriterCommitMessage):
-    """What a task did; None where its partition was empty."""
+    """What a task did, and when by its machine's clock; no report where its partition was empty."""
 
     report: TaskReport | None
+    query_id: str
+    started: float
+    ended: float
 
 
 class ServiceBusDataSource(DataSource):
@@ -105,14 +110,22 @@ class _Writer:
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
         batch = BatchPlan(self.plan, query_id, batch_id, keep_unsent=False)
+        started = time.time()
         report = None
         for receipt in run(batch, self.options, partition, batches, executor_folder()):
             report = read_report(receipt.column(REPORT)[0].as_py())
-        return Receipt(report)
+        return Receipt(report, query_id, started, time.time())
 
-    def end(self, query_id: str, batch_id: int, messages: Sequence[WriterCommitMessage | None]) -> None:
-        reports = [each.report for each in messages if isinstance(each, Receipt) and each.report is not None]
+    def end(self, batch_id: int, messages: Sequence[WriterCommitMessage | None]) -> None:
+        receipts = [each for each in messages if isinstance(each, Receipt)]
+        if not receipts:  # no partition, so no row
+            return
+        reports = [each.report for each in receipts if each.report is not None]
         counts = counts_of(reports)
+        query_id = receipts[0].query_id
+        for noted in _changes_of(receipts):
+            told = noted.change
+            log(EntityChanged(told.entity, told.before, told.after, told.reason, noted.wall_time, noted.board))
         try:
             check_conservation(sum(report.rows for report in reports), reports, counts)
             failure = failure_of(reports, has_state=False)
@@ -121,7 +134,20 @@ class _Writer:
         except SendError as error:
             log(BatchFailed(query_id, batch_id, str(error), counts))
             raise
-        log(BatchSent(query_id, batch_id, sum(report.rows for report in reports), 0.0, counts))
+        seconds = max(each.ended for each in receipts) - min(each.started for each in receipts)
+        log(BatchSent(query_id, batch_id, sum(report.rows for report in reports), max(0.0, seconds), counts))
+
+
+def _changes_of(receipts: Sequence[Receipt]) -> list[NotedChange]:
+    """What executors learned in this micro-batch: with no memory of the one before it, they tell all that they know."""
+    found = {
+        (noted.board, noted.number): noted
+        for receipt in receipts
+        if receipt.report is not None
+        for noted in receipt.report.changes
+        if noted.wall_time >= receipt.started
+    }
+    return [found[key] for key in sorted(found)]
 
 
 class _BatchWriter(DataSourceArrowWriter, _Writer):
@@ -133,7 +159,7 @@ class _BatchWriter(DataSourceArrowWriter, _Writer):
         return self.send(self._run_id, 0, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self.end(self._run_id, 0, messages)
+        self.end(0, messages)
 
 
 class _StreamWriter(DataSourceStreamArrowWriter, _Writer):
@@ -152,4 +178,4 @@ class _StreamWriter(DataSourceStreamArrowWriter, _Writer):
         return self.send(query_id, int(batch_id), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self.end("the query", batchId, messages)
+        self.end(batchId, messages)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from spark_sb_sink.errors import OptionError, SparkSbSinkError, StateError, redact, told
+from spark_sb_sink.errors import OptionError, SparkSbSinkError, StateError, told
 
 _OF_THE_CONDITION = ("22", "21", "P0")
 """Classes of SQLSTATE: a value that a cast or a function does not take, too many rows, an error of one's own."""
@@ -28,6 +28,5 @@ def reading(state: str, where: str | None = None) -> Iterator[None]:
         else:
             found = StateError(state=state, detail=told(error)[:500])
     except Py4JJavaError as error:  # those of Java that PySpark has no class of its own for
-        lines = redact(str(error.java_exception.toString())).strip().splitlines()
-        found = StateError(state=state, detail=(lines or ["Java told nothing"])[0][:500])
+        found = StateError(state=state, detail=told(error)[:500])
     raise found

@@ -1,9 +1,10 @@
 """The Delta tables of the option `state`: overflow, quarantine, ledger and the rest, made on first use.
 
-A replay adds what is missing and nothing twice: rows of one micro-batch are compared by digest and by how many there
-are, so that also identical messages keep their number. Knows nothing of sending.
+A replay adds what is missing and nothing twice: rows of one call in a micro-batch are compared by digest and by how
+many there are, so that also identical messages keep their number. Knows nothing of sending.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Observation, SparkSession, Window
+from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -27,9 +28,17 @@ LEASE = "lease"
 REPLAYS = "replays"
 LEFT = "overflow_left"
 
+_SPARKS_OWN = "spark_catalog"
+_CATALOG = f"spark.sql.catalog.{_SPARKS_OWN}"
+_NO_CATALOG = (
+    f"Delta's jar is there, but the session's catalog makes no Delta tables: {_CATALOG} is not set, and takes "
+    "org.apache.spark.sql.delta.catalog.DeltaCatalog."
+)
+
 _BATCH = {
     "query_id": ("string", "the streaming query, or the run of a batch write"),
     "batch_id": ("bigint", "the micro-batch"),
+    "call": ("int", "which call of a sink it was within the micro-batch: 0, 1, …"),
     "partition_id": ("int", "the task of the micro-batch"),
     "stored_at": ("timestamp", "when it was written here"),
 }
@@ -41,6 +50,7 @@ _CHANGES = "array<struct<entity:string,before:string,after:string,reason:string,
 _LEDGER_COLUMNS = {
     "query_id": _BATCH["query_id"],
     "batch_id": _BATCH["batch_id"],
+    "call": _BATCH["call"],
     "at": ("timestamp", "when the micro-batch ended"),
     "finished": ("boolean", "whether every row was acknowledged; a batch that failed is told too"),
     "rows": ("bigint", "rows as Spark counted them"),
@@ -115,6 +125,7 @@ class LedgerEntry:
     error: str | None = None
     quiet_batches: int = 0
     quiet_rows: int = 0
+    call: int = 0
 
 
 def is_path(state: str) -> bool:
@@ -141,6 +152,8 @@ class DeltaState:
         """Raises a `StateError` where Delta cannot be used there; makes nothing."""
         try:
             self.exists(LEDGER)
+            if not self._has_delta_catalog():
+                raise self._error(_NO_CATALOG)
         except StateError:
             raise
         except Exception as error:  # noqa: BLE001 - a missing jar shows as whatever the JVM makes of it
@@ -157,20 +170,29 @@ class DeltaState:
             return bool(DeltaTable.isDeltaTable(self._spark, address))
         return bool(self._spark.catalog.tableExists(address))
 
+    def _has_delta_catalog(self) -> bool:
+        """Whether tables can be made: with the jar alone they can be looked for, and written once they are there."""
+        address = address_of(self._state, LEDGER)
+        named = not is_path(self._state) and address.count(".") > 1
+        catalog = address.partition(".")[0] if named else self._spark.catalog.currentCatalog()
+        if catalog != _SPARKS_OWN or "DATABRICKS_RUNTIME_VERSION" in os.environ:
+            return True
+        return self._spark.conf.get(_CATALOG, "") not in ("", "builtin")
+
     def read(self, table: str) -> DataFrame:
         """The table, which has to exist."""
         address = address_of(self._state, table)
         return self._spark.read.format("delta").load(address) if is_path(self._state) else self._spark.table(address)
 
-    def add(self, table: Table, rows: DataFrame, query_id: str, batch_id: int) -> int:
-        """Add the rows of a micro-batch that are not there yet; how many there were, those included."""
+    def add(self, table: Table, rows: DataFrame, query_id: str, batch_id: int, call: int = 0) -> int:
+        """Add the rows of one call in a micro-batch that are not there yet; how many there were, those included."""
         try:
             self.make(table.value)
             counted = Observation()
             wanted = rows.observe(counted, F.count(F.lit(1)).alias("rows"))
             there = (
                 self.read(table.value)
-                .where((F.col("query_id") == query_id) & (F.col("batch_id") == batch_id))
+                .where(_of(query_id, batch_id, call))
                 .groupBy("digest")
                 .agg(F.count(F.lit(1)).alias("_there"))
             )
@@ -187,6 +209,7 @@ class DeltaState:
                     {
                         "query_id": F.lit(query_id),
                         "batch_id": F.lit(batch_id).cast("bigint"),
+                        "call": F.lit(call),
                         "stored_at": F.current_timestamp(),
                     }
                 ).select(*_UNSENT_COLUMNS),
@@ -195,13 +218,12 @@ class DeltaState:
         except PySparkException as error:
             raise self._error(error) from error
 
-    def finished(self, query_id: str, batch_id: int) -> bool:
-        """Whether the ledger shows this micro-batch as finished."""
+    def finished(self, query_id: str, batch_id: int, call: int = 0) -> bool:
+        """Whether the ledger shows this call in a micro-batch as finished."""
         try:
             if not self.exists(LEDGER):
                 return False
-            of_batch = (F.col("query_id") == query_id) & (F.col("batch_id") == batch_id) & F.col("finished")
-            return not self.read(LEDGER).where(of_batch).isEmpty()
+            return not self.read(LEDGER).where(_of(query_id, batch_id, call) & F.col("finished")).isEmpty()
         except PySparkException as error:
             raise self._error(error) from error
 
@@ -283,14 +305,19 @@ class DeltaState:
             builder.execute()
         self._made.add(table)
 
-    def _error(self, error: Exception) -> StateError:
-        return StateError(state=self._state, detail=told(error)[:500])
+    def _error(self, error: Exception | str) -> StateError:
+        return StateError(state=self._state, detail=(error if isinstance(error, str) else told(error))[:500])
+
+
+def _of(query_id: str, batch_id: int, call: int) -> Column:
+    return (F.col("query_id") == query_id) & (F.col("batch_id") == batch_id) & (F.col("call") == call)
 
 
 def _ledger_row(entry: LedgerEntry) -> tuple[Any, ...]:
     return (
         entry.query_id,
         entry.batch_id,
+        entry.call,
         _moment(entry.at),
         entry.finished,
         entry.rows,

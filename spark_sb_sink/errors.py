@@ -29,6 +29,7 @@ Texts go through `redact`, so an answer of the service can be passed on as it ca
 exceptions: `faults` sorts those.
 """
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -71,7 +72,11 @@ def told(error: BaseException) -> str:
     """An error for people: ours as it is, of all others the first line, without the traces and plans below it."""
     if isinstance(error, SparkSbSinkError):
         return str(error)
-    lines = redact(str(error)).strip().splitlines()
+    text = str(error)
+    if hasattr(error, "java_exception"):  # py4j's own text begins with the number of an object
+        with contextlib.suppress(Exception):  # the JVM may be gone
+            text = str(error.java_exception.toString())
+    lines = redact(text).strip().splitlines()
     return lines[0].rstrip(";") if lines else type(error).__name__
 
 

@@ -200,11 +200,12 @@ class Lanes:
             await asyncio.gather(*map(self._run, lanes))
 
     async def _run(self, lane: _Lane) -> None:
-        while messages := self._next(lane):
+        while handed := self._next(lane):
             if lane.totals.error is not None:  # it was refused for good: nothing more is tried
-                self._abandon(lane, messages)
+                self._abandon(lane, handed.pop())
                 continue
-            await lane.sender.send(messages)
+            # Nothing here may hold them: each is gone from memory once it is gone from the bound.
+            await lane.sender.send(handed.pop())
             report = lane.sender.report()
             with self._changed:
                 lane.totals = lane.totals.plus(report)
@@ -214,18 +215,19 @@ class Lanes:
                     self._hand_back(lane.totals, report.untried)
                 self._changed.notify_all()
 
-    def _next(self, lane: _Lane) -> Sequence[bytes]:
+    def _next(self, lane: _Lane) -> list[Sequence[bytes]]:
+        """All that waits, as one; empty where nothing does."""
         with self._changed:
             if not lane.waiting or self._cancelled:
                 lane.work = None
                 self._changed.notify_all()
-                return ()
+                return []
             if len(lane.waiting) == 1:
-                return lane.waiting.popleft()
+                return [lane.waiting.popleft()]
             # All at once, so that batches are full.
             messages = [message for part in lane.waiting for message in part]
             lane.waiting.clear()
-            return messages
+            return [messages]
 
     def _abandon(self, lane: _Lane, messages: Sequence[bytes]) -> None:
         with self._changed:

@@ -1,23 +1,27 @@
 """A whole pipeline from one TOML file: source → sink, until it is told to stop. What `jobs/pipeline.py` runs.
 
-Exit codes: 0 stopped by SIGTERM or SIGINT, or all that was available is sent; 1 the query failed; 2 the file or what it
-names is wrong, and nothing was sent. Where spark-submit's JVM got the SIGTERM, the code is its own, 143.
+Exit codes: 0 stopped by SIGTERM or SIGINT, or all that was available is sent; 1 the query failed, also while it was
+stopped; 2 the file or what it names is wrong, and nothing was sent. Where spark-submit's JVM got the SIGTERM, the code
+is its own, 143.
 """
 
 import argparse
 import contextlib
 import logging
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Sequence
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from spark_sb_sink.errors import (
+    ClosedError,
     OptionError,
     PairingError,
     SchemaError,
@@ -72,13 +76,15 @@ def main(argv: Sequence[str] | None = None, *, spark: SparkSession | None = None
 def run(spark: SparkSession, options: PipelineOptions, stop: threading.Event) -> int:
     """Run until the query ends or `stop` is set."""
     sink = ServiceBusSink(options.sink)
-    errors: list[SparkSbSinkError] = []
+    errors: list[Exception] = []
+    cut_off = threading.Event()
 
     def send(df: DataFrame, batch_id: int) -> None:
         try:
             sink(df, batch_id)
-        except SparkSbSinkError as error:  # what Spark makes of it is a text with two stack traces
-            errors.append(error)
+        except Exception as error:  # what Spark makes of it is a text with two stack traces
+            if not (cut_off.is_set() or isinstance(error, ClosedError)):
+                errors.append(error)
             raise
 
     try:
@@ -92,17 +98,19 @@ def run(spark: SparkSession, options: PipelineOptions, stop: threading.Event) ->
         else:
             writer = writer.trigger(processingTime=f"{options.query.trigger} seconds")
         query = writer.start()
-    except (SparkSbSinkError, PySparkException) as error:
+    except (SparkSbSinkError, PySparkException, Py4JJavaError) as error:
         sink.close()
-        return _wrong(error, _missing(spark, options.source.format, str(error)))
+        return _wrong(error, _missing(spark, options.source.format, told(error)))
     try:
-        return _until_the_end(query, sink, stop, options.query.stop_within)
-    except StreamingQueryException as error:
+        failure = _until_the_end(query, sink, stop, options.query.stop_within, cut_off)
+        if errors and (failure is None or isinstance(errors[-1], SparkSbSinkError)):
+            failure = errors[-1]
+        if failure is None:
+            return 0
         # What was wrong before the first send is the user's to mend, and trying again will not help.
-        if errors and isinstance(errors[-1], _WRONG) and not sink.state().batches:
-            return _wrong(errors[-1])
-        cause = told(errors[-1] if errors else error)
-        print(f"pipeline.py: the query failed: {cause}", file=sys.stderr)
+        if isinstance(failure, _WRONG) and not sink.has_sent:
+            return _wrong(failure)
+        print(f"pipeline.py: the query failed: {told(failure)}", file=sys.stderr)
         return 1
     finally:
         query.stop()
@@ -129,17 +137,27 @@ def _option(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _until_the_end(query: StreamingQuery, sink: ServiceBusSink, stop: threading.Event, within: float) -> int:
-    while not stop.is_set():
-        if query.awaitTermination(LOOK_EVERY):
-            _LOG.info("the query ended: all that was available is sent")
-            return 0
-    _stop_gently(query, sink, within)
-    return 0
+def _until_the_end(
+    query: StreamingQuery, sink: ServiceBusSink, stop: threading.Event, within: float, cut_off: threading.Event
+) -> Exception | None:
+    """Wait for the end of the query, or bring it about; what Spark says of a query that failed by itself."""
+    try:
+        while not stop.is_set():
+            if query.awaitTermination(LOOK_EVERY):
+                _LOG.info("the query ended: all that was available is sent")
+                return None
+    except StreamingQueryException as error:
+        return error  # type: ignore[no-any-return]
+    return _stop_gently(query, sink, within, cut_off)
 
 
-def _stop_gently(query: StreamingQuery, sink: ServiceBusSink, within: float) -> None:
-    """Let the micro-batch under way end and be committed, then stop: a restart begins with the next one."""
+def _stop_gently(
+    query: StreamingQuery, sink: ServiceBusSink, within: float, cut_off: threading.Event
+) -> Exception | None:
+    """Let the micro-batch under way end and be committed, then stop: a restart begins with the next one.
+
+    `cut_off` is set where it is not let: what it fails with then is no news.
+    """
     deadline = time.monotonic() + within
     _LOG.info("told to stop; the micro-batch under way may take %g s", within)
     in_time = sink.pause(within)
@@ -151,14 +169,21 @@ def _stop_gently(query: StreamingQuery, sink: ServiceBusSink, within: float) -> 
         if not query.status["isTriggerActive"]:
             break
         time.sleep(LOOK_EVERY / 4)
+    failed = None if query.isActive else query.exception()
     if in_time:
         sink.close()  # a micro-batch that has come meanwhile waits for that, and `stop` for it
+    else:
+        cut_off.set()
     query.stop()
+    return failed
 
 
 def _missing(spark: SparkSession, source: str, text: str) -> str | None:
     """What to do where Spark does not know the source."""
-    if source not in _PACKAGES or "data source" not in text.lower() or "find" not in text.lower():
+    if source not in _PACKAGES:
+        return None
+    # Spark finds no such source, or Java finds a class that the source needs in another jar.
+    if not (re.search("find.*data source", text, re.IGNORECASE) or "NoClassDefFound" in text):
         return None
     package = _PACKAGES[source].format(spark=spark.version, minor=spark.version.rpartition(".")[0], scala=_scala(spark))
     return (

@@ -41,6 +41,8 @@ class BatchPlan:
     """Entities that another executor has failed over."""
     known: Mapping[str, int] = field(default_factory=dict)
     """The number of the last change that the driver knows, by board."""
+    call: int = 0
+    """Which call of a sink it is within the micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class _Task:
         self._most = options.max_in_flight
         self._partition = partition
         self._board = factory.board
-        self._ids = IdMaker(batch.query_id, batch.batch_id, partition)
+        self._ids = IdMaker(batch.query_id, batch.batch_id, partition, batch.call)
         self._rows = 0
         self._bad: dict[str, LaneTotals] = {}
         board = self._board.mark().board

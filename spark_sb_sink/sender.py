@@ -76,6 +76,7 @@ class PairedSender:
         """Send them, in this order. Returns when each is accepted somewhere, or stands in the report."""
         waiting = deque(enumerate(messages, self._position))
         self._position += len(messages)
+        del messages  # whoever let go of them as well has them in memory only while they wait
         while waiting:
             before = len(waiting)
             if self._tally.error is not None:

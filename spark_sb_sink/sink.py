@@ -5,7 +5,6 @@ own count, what was not sent goes to Delta, and what one executor learned is a h
 """
 
 import os
-import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -15,9 +14,10 @@ from typing import Any
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
+from spark_sb_sink.calls import CALLS
 from spark_sb_sink.delta_state import DeltaState, LedgerEntry
 from spark_sb_sink.driver_loop import DriverLoop
-from spark_sb_sink.errors import ClosedError, ConservationError, UnsupportedSparkError, told
+from spark_sb_sink.errors import ConservationError, UnsupportedSparkError, told
 from spark_sb_sink.events import (
     BatchFailed,
     BatchSent,
@@ -43,6 +43,7 @@ from spark_sb_sink.shipping import Shipping
 from spark_sb_sink.spark_job import (
     function_of,
     kept,
+    query_and_run_of,
     reports_of,
     require_classic,
     shuffled_before,
@@ -51,6 +52,7 @@ from spark_sb_sink.spark_job import (
     unsent_of,
 )
 from spark_sb_sink.syphon.beside import SyphonBeside
+from spark_sb_sink.turns import Turns
 
 _NEITHER_ID_NOR_PARTITION = (
     "The query shuffles its rows before the sink gets them, with adaptive execution on, and they bring no message_id: "
@@ -75,16 +77,15 @@ class ServiceBusSink:
         self._prepare()
 
     def _prepare(self) -> None:
-        self._turn = threading.Lock()
-        self._paused = threading.Event()
-        self._waiting = threading.Event()
-        self._closed = threading.Event()
+        self._turns = Turns()
         self._loop: DriverLoop | None = None
         self._keeper: PairingKeeper | None = None
         self._syphon: SyphonBeside | None = None
         self._shipping = Shipping(self.options)
         self._knowledge = Knowledge()
-        self._last: dict[str, int] = {}
+        self._begun: set[str] = set()
+        self._last: dict[tuple[str, int], int] = {}
+        self._has_sent = False
         self._counts: tuple[RouteCounts, ...] = ()
         self._quiet_batches = self._quiet_rows = 0
 
@@ -104,8 +105,9 @@ class ServiceBusSink:
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Send a micro-batch. Returns when each row is acknowledged on one of the four routes, or raises."""
         require_classic(df)
-        query_id = df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-        self._one_at_a_time(df, query_id or f"unnamed-{uuid.uuid4()}", int(batch_id))
+        query_id, run_id = query_and_run_of(df)
+        with CALLS.one(query_id, run_id, int(batch_id), df) as call, self._turns.one():
+            self._batch(df, query_id, int(batch_id), call)
 
     def write(self, df: DataFrame, *, run_id: str | None = None) -> SinkState:
         """Send a plain DataFrame, once. To try a failed one again with the same ids, give the same `run_id`."""
@@ -116,10 +118,12 @@ class ServiceBusSink:
             )
         query_id = run_id or f"write-{uuid.uuid4()}"
         try:
-            self._one_at_a_time(df, query_id, 0)
+            with self._turns.one():
+                self._batch(df, query_id, 0, 0)
         finally:
             if run_id is None:  # it never comes again
-                self._last.pop(query_id, None)
+                self._begun.discard(query_id)
+                self._last.pop((query_id, 0), None)
         return self.state()
 
     def state(self) -> SinkState:
@@ -127,21 +131,26 @@ class ServiceBusSink:
         return self._knowledge.state()
 
     def pause(self, within: float | None = None) -> bool:
-        """Begin no further micro-batch; whether the one under way ended in time. For a graceful stop, then `close`."""
-        self._paused.set()
-        if not self._turn.acquire(timeout=-1 if within is None else within):
-            return False
-        self._turn.release()
-        return True
+        """Begin no further micro-batch; whether the one under way ended in time. For a graceful stop.
+
+        One that comes meanwhile waits for `close`, or ends with a `ClosedError` where this is False: `query.stop()`
+        would wait for it.
+        """
+        return self._turns.pause(within)
 
     @property
     def waiting(self) -> bool:
         """Whether a micro-batch has come since `pause` and waits: the one before it is committed."""
-        return self._waiting.is_set()
+        return self._turns.waiting
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether a job that sends was ever begun."""
+        return self._has_sent
 
     def close(self) -> None:
         """Let go of what the driver holds. Workers keep their connections until Spark ends them."""
-        self._closed.set()
+        self._turns.refuse()
         if self._syphon is not None:
             self._syphon.stop()
             self._syphon = None
@@ -154,38 +163,29 @@ class ServiceBusSink:
 
     # A micro-batch
 
-    def _one_at_a_time(self, df: DataFrame, query_id: str, batch_id: int) -> None:
-        while True:
-            if self._paused.is_set():
-                self._waiting.set()
-                self._closed.wait()
-            if self._closed.is_set():
-                raise ClosedError("The sink")
-            with self._turn:
-                if not self._paused.is_set():
-                    self._batch(df, query_id, batch_id)
-                    return
-
-    def _batch(self, df: DataFrame, query_id: str, batch_id: int) -> None:
+    def _batch(self, df: DataFrame, query_id: str, batch_id: int, call: int) -> None:
         plan = check_schema(fields_of_spark(df.schema.jsonValue()), self.options.entity)
         spark = df.sparkSession
-        last = self._last.get(query_id)
         state = None if self.options.state is None else DeltaState(spark, self.options.state)
-        if last is None:
+        if query_id not in self._begun:
             self._begin(spark, state)
-            if plan.type_of("message_id") is None and shuffled_before(df):
+            self._begun.add(query_id)
+            if not plan.brings("message_id") and shuffled_before(df):
                 self._tell(Warned(_NEITHER_ID_NOR_PARTITION))
         if self._keeper is not None:
             self._keeper.check()
         if self._syphon is not None:
             self._syphon.look_after(spark)
-        self._last[query_id] = batch_id
+        last = self._last.get((query_id, call))
+        self._last[query_id, call] = batch_id
         # Spark replays the last micro-batch of a run only: the first that we see, or one that we have seen.
         replay = last is None or batch_id <= last
-        if replay and state and self.options.ledger is Ledger.EVERY_BATCH and state.finished(query_id, batch_id):
+        every_batch = self.options.ledger is Ledger.EVERY_BATCH
+        if replay and state and every_batch and state.finished(query_id, batch_id, call):
             self._tell(BatchSkipped(query_id, batch_id))
             return
-        batch = BatchPlan(plan, query_id, batch_id, state is not None, self._knowledge.hints(), self._knowledge.known())
+        hints, known = self._knowledge.hints(), self._knowledge.known()
+        batch = BatchPlan(plan, query_id, batch_id, state is not None, hints, known, call)
         self._counts = ()
         try:
             self._send(df, batch, state)
@@ -227,6 +227,7 @@ class ServiceBusSink:
         task = SendTask(batch, self._shipping.to(df.sparkSession))
         receipts = rows_in.mapInArrow(function_of(task), type_of(REPORT_DDL if state is None else DDL))
         with steady_partitions(df), kept(receipts, state is not None):
+            self._has_sent = True
             reports = reports_of(receipts, alone=state is None)
             counts = self._counts = counts_of(reports)
             rows = int(counted.get.get("rows", 0))
@@ -237,6 +238,11 @@ class ServiceBusSink:
                     EntityChanged(
                         change.entity, change.before, change.after, change.reason, noted.wall_time, noted.board
                     )
+                )
+            missed = sum({report.board: report.missed for report in reports}.values())
+            if missed:
+                self._tell(
+                    Warned(f"{missed} changes of entities are not told: an executor had forgotten them by then.")
                 )
             check_conservation(rows, reports, counts)
             if state is not None:
@@ -254,9 +260,15 @@ class ServiceBusSink:
             counts,
             tuple(changes),
             None if failure is None else str(failure),
+            call=batch.call,
         )
         if state is not None:
-            self._note(entry, state)
+            try:
+                self._note(entry, state)
+            except Exception as error:  # it must not hide why the micro-batch fails
+                if failure is None:
+                    raise
+                self._tell(Warned(f"The ledger has no entry of the micro-batch that fails now: {told(error)}"))
         if failure is not None:
             raise failure
         self._tell(BatchSent(batch.query_id, batch.batch_id, rows, seconds, counts))
@@ -268,7 +280,7 @@ class ServiceBusSink:
         for table in Table:
             wanted = sum(getattr(count, table.value) for count in counts)
             if wanted:
-                stored = state.add(table, unsent_of(receipts, table), batch.query_id, batch.batch_id)
+                stored = state.add(table, unsent_of(receipts, table), batch.query_id, batch.batch_id, batch.call)
                 if stored != wanted:
                     raise ConservationError(
                         rows=wanted,

@@ -130,3 +130,16 @@ def require_classic(df: object) -> None:
             "Spark Connect it learns neither the query's id nor where an executor keeps its files. Run the query in "
             'the driver itself (spark-submit, a dedicated cluster), or use format("servicebus").'
         )
+
+
+def query_and_run_of(df: DataFrame) -> tuple[str, str]:
+    """The ids of the streaming query and of its run, which Spark tells to the thread that calls foreachBatch only."""
+    context = df.sparkSession.sparkContext
+    query_id, run_id = (context.getLocalProperty(key) for key in ("sql.streaming.queryId", "spark.jobGroup.id"))
+    if query_id is None or run_id is None:
+        raise UnsupportedSparkError(
+            "The sink was called where Spark tells neither the query nor its run, and a replay could not be told from "
+            "a new micro-batch. Call it in the thread that Spark calls foreachBatch in, or in a "
+            "pyspark.InheritableThread; a plain DataFrame is for sink.write(df)."
+        )
+    return query_id, run_id

@@ -226,4 +226,7 @@ def test_an_error_of_others_is_told_by_its_first_line_without_secrets_and_ours_a
     assert "bXlzZWNyZXQ" not in told(ValueError("SharedAccessKey=bXlzZWNyZXQ=;"))
     assert "Plan" not in told(ValueError("\nno column;\nPlan"))
     assert told(ValueError()) == "ValueError"
+    of_java = ValueError("An error occurred while calling o12.load")
+    of_java.java_exception = "java.io.IOException: no file system\n\tat org.apache"  # type: ignore[attr-defined]
+    assert told(of_java) == of_java.args[0], "py4j's own text, where Java does not answer"
     assert told(SparkSbSinkError("one\ntwo")) == "one\ntwo"

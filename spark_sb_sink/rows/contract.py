@@ -83,6 +83,11 @@ class RowPlan:
         """The type of a column, None where it is not there."""
         return dict(self.columns).get(name)
 
+    def brings(self, name: str) -> bool:
+        """Whether rows can have a value there: a column of type void has none."""
+        of = self.type_of(name)
+        return of is not None and of.kind is not Kind.NULL
+
 
 def check_schema(fields: Fields, entity_option: str | None = None) -> RowPlan:
     """The plan for rows of these columns, or one `SchemaError` that lists everything that is wrong with them.

@@ -29,6 +29,7 @@ class Tables:
         df = self.spark.createDataFrame(columns).selectExpr(
             "'query-1' AS query_id",
             f"CAST({self._batch} AS bigint) AS batch_id",
+            "0 AS call",
             "0 AS partition_id",
             "current_timestamp() AS stored_at",
             "*",

@@ -82,7 +82,7 @@ def test_a_lifetime_beyond_the_header_counts_in_any_order():
     assert ids_of([short, long]) == ids_of([long, short])[::-1]
 
 
-def test_query_batch_partition_and_entity_all_count():
+def test_query_batch_call_partition_and_entity_all_count():
     row = ("orders", b"a", None, None, None)
     makers = [
         IdMaker("q", 1, 1),
@@ -91,6 +91,8 @@ def test_query_batch_partition_and_entity_all_count():
         IdMaker("r", 1, 1),
         IdMaker("q1", 1, 1),
         IdMaker("q", 11, 1),
+        IdMaker("q", 1, 1, 1),
+        IdMaker("q", 1, 1, 2),
     ]
     found = [ids_of([row], maker=maker)[0] for maker in makers]
     other = ids_of([("order", b"sa", None, None, None)], maker=IdMaker("q", 1, 1))

@@ -208,7 +208,7 @@ def main() -> None:
     sink = ServiceBusSink(options, listeners=[tell])
     rows = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(folder)
     partitions = int(json.loads(conf).get("spark.test.partitions", "2"))
-    rows = rows.repartition(partitions, "message_id") if partitions else rows
+    rows = rows.repartition(partitions, "body") if partitions else rows
     query = rows.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint).start()
     tell("started")
     threading.Thread(target=lambda: (sys.stdin.read(), lines.put("end")), daemon=True).start()

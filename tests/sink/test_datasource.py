@@ -11,10 +11,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from spark_sb_sink import datasource
+from spark_sb_sink.board_records import NotedChange
 from spark_sb_sink.broker.faults import Refuse, Reject
 from spark_sb_sink.errors import SecondaryUnreachableError
+from spark_sb_sink.failover import Health, StateChange
+from spark_sb_sink.lanes import LaneTotals
 from spark_sb_sink.options import Options
 from spark_sb_sink.pairing_marks import driver_process, pair_once
+from spark_sb_sink.receipts import TaskReport
+from spark_sb_sink.rows import RowPlan
 from tests.sink.support import SinkGround
 
 SCHEMA = "entity string, message_id string, body string"
@@ -234,6 +239,26 @@ def test_a_stream_in_output_mode_complete_or_with_a_wrong_schema_is_refused(
     with pytest.raises(PySparkException, match="outputMode got complete, but takes append or update"):
         query.processAllAvailable()
     assert ground.arrived(entity) == {}
+
+
+# What its end tells, without Spark
+
+
+def test_a_failover_is_logged_once_by_the_micro_batch_that_it_came_in(
+    ground: SinkGround, caplog: pytest.LogCaptureFixture
+) -> None:
+    def noted(number: int, at: float) -> NotedChange:
+        return NotedChange("board", number, StateChange("orders", Health.SUSPECT, Health.FAILED_OVER, "gone", 1.0), at)
+
+    report = TaskReport(0, 3, (LaneTotals("orders", backlog=3),), "board", (noted(1, 50.0), noted(2, 150.0)))
+    receipts = [datasource.Receipt(found, "query-1", 100.0, 104.5) for found in (report, report, None)]
+    writer = datasource._Writer(flat_options(ground), RowPlan(()))
+    with caplog.at_level("INFO", "spark_sb_sink"):
+        writer.end(7, receipts)
+    assert [record.getMessage() for record in caplog.records] == [
+        "orders: suspect → failed over (gone)",
+        "batch 7 of query-1: 6 rows in 4.50 s: 6 backlog",
+    ]
 
 
 # Pairing once for a driver, without Spark

@@ -1,31 +1,34 @@
 """The lanes of a task over a network in memory: the bound, the order, and what becomes of what was fed."""
 
 import asyncio
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from azure.servicebus.exceptions import MessageSizeExceededError, ServiceBusAuthorizationError, ServiceBusError
 
+from spark_sb_sink import send_task
 from spark_sb_sink.board import Board
 from spark_sb_sink.errors import AllBacklogsOutError, ClosedError, MisconfiguredSendError
 from spark_sb_sink.factory import PairedFactory
 from spark_sb_sink.lanes import SAMPLES, Aside, Lanes, LaneTotals, Table, first_reasons
 from spark_sb_sink.options import Options
-from spark_sb_sink.transport import MemoryLink, MemoryTransport, Side
+from spark_sb_sink.rows import check_schema, fields_of_arrow
+from spark_sb_sink.transport import LinkLimits, MemoryLink, MemoryTransport, Side
 from tests.conftest import await_that
 from tests.paired.support import ids, messages
 
 MIB = 2**20
-OPTIONS = Options.from_dict(
-    {
-        f"{side}": f"Endpoint=sb://{side}.example.net/;SharedAccessKeyName=n;SharedAccessKey=azE="
-        for side in ("primary", "secondary")
-    }
-    | {"failover_interval": "0s", "backlog_queue_count": 2}
-)
+GIVEN: dict[str, Any] = {
+    f"{side}": f"Endpoint=sb://{side}.example.net/;SharedAccessKeyName=n;SharedAccessKey=azE="
+    for side in ("primary", "secondary")
+} | {"failover_interval": "0s", "backlog_queue_count": 2}
+OPTIONS = Options.from_dict(GIVEN)
 
 
 class GatedLink(MemoryLink):
@@ -318,3 +321,70 @@ def test_a_task_that_feeds_at_the_bound_while_the_loop_sends_loses_nothing(groun
     assert {ids([each.message])[0] for each in aside} == refused
     assert ground.arrived("orders") == [f"m{number}" for number in range(500) if f"m{number}" not in refused]
     assert totals["orders"].total == 500
+
+
+class HoldingLink(MemoryLink):
+    """Takes what it is sent and keeps nothing of it; the transfer with a message `last` waits for the gate."""
+
+    async def send(self, payload: bytes, *, batch: bool) -> None:
+        transport = self.transport
+        assert isinstance(transport, GatedTransport)
+        held = b"last" in payload
+        del payload
+        if held:
+            transport.reached.add(self.path)
+            while transport.shut:
+                await asyncio.sleep(0.005)
+
+
+class HoldingTransport(GatedTransport):
+    """The network for such links."""
+
+    async def open(self, side: Side, path: str) -> MemoryLink:
+        return HoldingLink(self, side, path)
+
+
+def test_a_task_that_stops_reading_at_the_bound_holds_no_more_in_memory_than_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each entity all is sent but the last transfer: what was sent is to be gone, though its lane is at work."""
+    options = Options.from_dict(GIVEN | {"max_in_flight": MIB, "max_links": 400})
+    network = HoldingTransport()
+    network.limits = LinkLimits(32 * 1024, 32 * 1024)
+    network.shut.add("all")
+    factory = PairedFactory(options, Board.for_executor(tmp_path, options), transport=lambda: network)
+    made: list[Lanes] = []
+    monkeypatch.setattr(send_task, "factory_for", lambda options, folder: factory)
+    monkeypatch.setattr(send_task, "Lanes", lambda *a, **named: made.append(Lanes(*a, **named)) or made[-1])
+    rows, read = 200, 0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal read
+        while read < 100:
+            read += 1
+            ids = [f"m{number}" for number in range(1, rows)] + ["last"]
+            yield pa.record_batch([[b"x" * 1000] * rows, [f"e{read}"] * rows, ids], schema)
+
+    def stopped() -> bool:
+        """Every entity fed has all but its end sent, and the next one has no room."""
+        return read > 1 and len(network.reached) == read - 1 and not made[0].has_room(rows * 1040)
+
+    schema = pa.schema([("body", pa.binary()), ("entity", pa.string()), ("message_id", pa.string())])
+    batch = send_task.BatchPlan(check_schema(fields_of_arrow(schema)), "query", 0, keep_unsent=True)
+    tracemalloc.start()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            receipts = pool.submit(lambda: list(send_task.run(batch, options, 0, batches(), str(tmp_path))))
+            try:
+                await_that(stopped, 20)
+                ours = tracemalloc.Filter(True, f"{Path(send_task.__file__).parent}/*")
+                found = tracemalloc.take_snapshot().filter_traces([ours]).statistics("filename")
+            finally:
+                network.shut.clear()
+            assert sum(receipt.num_rows for receipt in receipts.result(60)) == 1, "something was not sent"
+    finally:
+        tracemalloc.stop()
+        factory.close()
+        factory.board.close()
+    in_memory = sum(each.size for each in found)
+    assert in_memory < 2.5 * MIB, "more than the bound, once more for transfers under way, and a slice"

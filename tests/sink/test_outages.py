@@ -1,11 +1,14 @@
 """The sink through outages: what fails over, what does not wait, and what comes back, counted by the broker."""
 
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
 
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from spark_sb_sink.broker import NamespaceHandle
 from spark_sb_sink.broker.faults import BlackHole, FullQuota, Refuse, Reject, Shape
 from spark_sb_sink.errors import AllBacklogsOutError, BatchFailedError, MisconfiguredSendError, UnsendableError
 from spark_sb_sink.events import BatchFailed, BatchSent, EntityChanged
@@ -20,6 +23,12 @@ from tests.sink.support import SinkGround
 
 def ids(entity: str, count: int, tag: str = "") -> set[str]:
     return {f"{tag}{entity}-{number}" for number in range(count)}
+
+
+def moments(namespace: NamespaceHandle, entity: str, count: int, of: Callable[[Iterable[float]], float] = max) -> float:
+    """When the namespace took the last, or with `min` the first, of these messages."""
+    journals = (namespace.journal(found) for found in ids(entity, count))
+    return of(entry.at for journal in journals for entry in journal if entry.what == "accepted")
 
 
 def failovers(ground: SinkGround, entity: str) -> int:
@@ -162,6 +171,9 @@ def test_48_healthy_entities_of_50_are_sent_once_before_the_batch_fails_for_a_mi
         assert ground.arrived(name) == Counter(ids(name, 20))
     assert ground.in_backlog().keys() == ids(dead, 20)
     assert ground.arrived(refused) == {}
+    # None of them waited for the dead one: all were there before the first of its messages was diverted.
+    last = max(moments(ground.primary, name, 20) for name in healthy)
+    assert last < moments(ground.secondary, dead, 20, min)
     assert {c.entity for c in ground.of(EntityChanged) if c.after is Health.FAILED_OVER} == {dead}
 
 
@@ -182,6 +194,33 @@ def test_a_failing_entity_costs_the_micro_batch_no_more_than_its_own_failover(gr
     ground.primary.cut()
     stream.settle()
     assert ground.arrived(dead).keys() == ids(dead, 50) | ids(dead, 1, "first-")
+
+
+def test_queries_stop_after_a_pause_in_vain_also_those_that_wait_for_their_turn(ground: SinkGround) -> None:
+    dead, other = ground.entities(2)
+    sink = ground.sink(failover_interval="60s", send_timeout="60s")
+    ground.primary.hang(BlackHole("attach"), dead)
+    streams = [ground.stream(sink, samples.PLAIN_DDL) for _ in range(3)]
+    held, waits, comes_later = queries = [stream.start() for stream in streams]
+    streams[0].put(ground.rows([dead], 1))
+    await_that(lambda: ground.spark.sparkContext.statusTracker().getJobIdsForGroup(held.runId), 60)
+    streams[1].put(ground.rows([other], 1))
+    await_that(lambda: waits.status["isTriggerActive"])
+    assert not sink.pause(0.1)
+    streams[2].put(ground.rows([other], 1))
+    await_that(lambda: not comes_later.isActive, 60)
+    assert "is closed (it was told to begin no further micro-batch)" in str(comes_later.exception())
+
+    def stop() -> None:
+        for query in (waits, held, comes_later):
+            query.stop()
+
+    stopping = threading.Thread(target=stop, daemon=True)  # so that one that hangs does not hang the rest
+    stopping.start()
+    stopping.join(60)
+    assert not stopping.is_alive(), "a query does not stop"
+    assert [query.isActive for query in queries] == [False] * 3
+    assert ground.arrived(other) == {}
 
 
 def test_bad_rows_go_to_quarantine_and_the_rest_are_sent(ground: SinkGround) -> None:

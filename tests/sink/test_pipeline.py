@@ -1,6 +1,7 @@
 """A pipeline from a TOML file: what is wrong with a file, what each source sends, how it ends, with which exit code."""
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -211,6 +212,7 @@ def test_what_is_wrong_with_source_schema_or_pairing_is_told_in_our_words_with_e
     wrong: list[tuple[dict[str, Any], str]] = [
         (kafka, "source.format got 'kafka', but this Spark has no such source: start it with spark-submit --packages "),
         (pipeline.json_source(path=f"{ground.folder}/none"), "none"),
+        (pipeline.json_source(path="nowhere://there/in"), 'No FileSystem for scheme "nowhere"'),
         (pipeline.json_source(select=["nothing body", "entity"]), "`nothing`"),
         (pipeline.json_source(select=["body", "entity", "1 x"]), "x is no column of a message"),
         (pipeline.json_source(select=["boddy"], where="and"), "and"),
@@ -228,6 +230,46 @@ def test_what_is_wrong_with_source_schema_or_pairing_is_told_in_our_words_with_e
     assert "could not be reached to find or make the backlog queues" in line
     assert line.endswith('set pairing = "best-effort".')
     assert ground.arrived(entity) == {}
+
+
+def test_a_batch_that_fails_after_it_has_sent_ends_the_job_with_1_whatever_it_fails_for(
+    pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ground, entity = pipeline.ground, pipeline.ground.entity()
+    state = ground.folder / "state"
+    (state / "quarantine").mkdir(parents=True)
+    (state / "quarantine" / "_delta_log").write_text("in the way")
+    pipeline.sink["state"] = str(state)
+    pipeline.put(entity, "good", "bad")
+    source = pipeline.json_source(select=["entity", "message_id", "nullif(message_id, 'bad') as body"])
+    assert run_here(ground.spark, pipeline.file(source)) == 1
+    assert f"the query failed: The Delta tables under state = '{state}' cannot be used" in capsys.readouterr().err
+    assert ground.arrived(entity) == {"good": 1}
+
+
+def test_a_batch_that_fails_while_it_is_let_end_is_told_with_exit_1(
+    pipeline: Pipeline, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    ground, entity = pipeline.ground, pipeline.ground.entity()
+    pipeline.put(entity, "m1")
+    ground.primary.hang(Reject(), entity)
+    options = PipelineOptions.from_toml(pipeline.file(pipeline.json_source(), trigger="0s"))
+    stop = threading.Event()
+
+    def let_it_fail() -> None:
+        try:
+            await_that(lambda: ground.primary.counters(entity)["events"].get("rejected"), 60)
+            stop.set()
+            await_that(lambda: "told to stop" in caplog.text)
+            ground.primary.undo()
+            ground.primary.hang(Reject("amqp:unauthorized-access", "Send claim(s) are required"), entity)
+        finally:
+            stop.set()
+
+    threading.Thread(target=let_it_fail).start()
+    with caplog.at_level(logging.INFO, "spark_sb_sink"):
+        assert run(ground.spark, options, stop) == 1
+    assert f"pipeline.py: the query failed: {entity} in namespace" in capsys.readouterr().err
 
 
 def run_and_read(pipeline: Pipeline, source: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:

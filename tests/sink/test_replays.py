@@ -1,16 +1,19 @@
 """Micro-batches that run again: what Delta keeps of them, and which ids their messages have."""
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from pyspark import InheritableThread
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_sb_sink.broker.faults import Reject
 from spark_sb_sink.delta_state import DeltaState, address_of, is_path
-from spark_sb_sink.errors import StateError
+from spark_sb_sink.errors import StateError, UnsupportedSparkError
 from spark_sb_sink.events import BatchSent, BatchSkipped
+from spark_sb_sink.sink import ServiceBusSink
 from tests.paired.ground import CALM
 from tests.sink import samples
 from tests.sink.support import FileStream, SinkGround
@@ -157,6 +160,89 @@ def test_with_a_ledger_of_every_batch_a_finished_one_is_not_sent_again(ground: S
     assert ground.arrived(entity).total() == 15
 
 
+def test_each_call_in_a_micro_batch_is_sent_and_each_is_skipped_in_a_replay(ground: SinkGround) -> None:
+    entity = ground.entity(requires_duplicate_detection=True)
+    options = {"state": str(ground.folder / "state"), "ledger": "every-batch", **CALM}
+    stream = ground.stream(ground.sink(**options), "entity string, body string")
+
+    def batch_of(number: int) -> DataFrame:
+        return ground.spark.sql(f"SELECT '{entity}' AS entity, concat('body {number} ', id) AS body FROM range(5)")
+
+    def calls_of(one: ServiceBusSink, other: ServiceBusSink) -> Callable[[DataFrame, int], None]:
+        def send(df: DataFrame, batch_id: int) -> None:
+            one(df, batch_id)
+            one(df, batch_id)  # the same rows: they are meant to be sent twice
+            other(df.selectExpr("entity", "concat('other ', body) AS body"), batch_id)
+
+        return send
+
+    stream.put(batch_of(0))
+    stream.wrap = FailsAfter(calls_of(stream.sink, ground.sink(**options)))
+    fail_once(stream)
+    assert ground.primary.counts(entity)["active"] == 15
+    assert sorted(row.call for row in table(ground, "ledger").collect()) == [0, 1, 2]
+    stream.wrap = calls_of(ground.sink(**options), ground.sink(**options))  # a new driver
+    stream.start()
+    stream.settle()
+    assert len(ground.of(BatchSkipped)) == 3
+    assert ground.arrived(entity).total() == 15
+    stream.send(batch_of(1))
+    assert ground.primary.counts(entity)["active"] == 30
+    assert len(ground.of(BatchSkipped)) == 3
+
+
+def test_each_call_in_a_micro_batch_has_its_rows_in_overflow_and_the_same_ids_in_a_replay(ground: SinkGround) -> None:
+    entity = ground.entity()
+    options = {"failover_interval": "0s", "ping_interval": "30m", "state": str(ground.folder / "state")}
+    sink = ground.sink(**options)
+    stream = ground.stream(sink, samples.PLAIN_DDL)
+    stream.put(ground.rows([entity], 7))
+    ground.primary.hang(Reject(), entity)
+    for number in range(2):
+        ground.secondary.disable(ground.queue(number))
+
+    def send(df: DataFrame, batch_id: int) -> None:
+        for columns in (["*"], ["*"], ["entity", "body"], ["entity", "body"]):
+            sink(df.select(*columns), batch_id)
+
+    stream.wrap = FailsAfter(send, times=2)
+    found = []
+    for _ in range(2):
+        fail_once(stream)
+        found.append(Counter((row.call, row.message_id) for row in table(ground, "overflow").collect()))
+    assert Counter(call for call, _ in found[0]) == {0: 7, 1: 7, 2: 7, 3: 7}
+    assert len({message_id for call, message_id in found[0] if call > 1}) == 14, "two messages share an id"
+    assert found[1] == found[0]
+
+
+def test_a_call_that_spark_does_not_know_of_or_that_is_made_beside_another_is_refused(ground: SinkGround) -> None:
+    entity = ground.entity()
+    sink = ground.sink(**CALM)
+    stream = ground.stream(sink, samples.PLAIN_DDL)
+    told: list[str] = []
+
+    def send(df: DataFrame, batch_id: int) -> None:
+        def call() -> None:
+            try:
+                sink(df, batch_id)
+            except UnsupportedSparkError as error:
+                told.append(str(error))
+
+        for kind in (threading.Thread, InheritableThread):
+            sink(df, batch_id)
+            thread = kind(target=call)
+            thread.start()
+            thread.join()
+
+    stream.wrap = send
+    stream.start()
+    stream.send(ground.rows([entity], 1))
+    assert ["InheritableThread" in told[0], "in one thread, one after the other" in told[1]] == [True, True]
+    with pytest.raises(UnsupportedSparkError, match=r"sink\.write"):
+        sink(ground.rows([entity], 1), 0)
+    assert ground.arrived(entity) == {f"{entity}-0": 2}
+
+
 def test_a_write_tried_again_under_the_same_run_id_has_the_same_ids(ground: SinkGround) -> None:
     entity = ground.entity()
     sink = ground.sink(**CALM)
@@ -174,6 +260,20 @@ def test_state_that_delta_cannot_use_is_an_error_before_the_first_send(ground: S
     with pytest.raises(StateError, match="no_such_catalog"):
         sink.write(ground.rows([entity], 1))
     assert ground.arrived(entity) == {}
+
+
+def test_state_that_could_be_read_but_not_made_is_an_error_before_the_first_send(
+    ground: SinkGround, spark: SparkSession
+) -> None:
+    entity = ground.entity()
+    bare = spark.newSession()
+    bare.conf.unset("spark.sql.catalog.spark_catalog")  # Delta's jar is there, its two settings are not
+    rows = bare.createDataFrame([(entity, "b")], "entity string, body string")
+    for state in (str(ground.folder / "state"), "sb", "default.sb"):
+        with pytest.raises(StateError, match="spark_catalog is not set"):
+            ground.sink(state=state, **CALM).write(rows)
+    assert ground.arrived(entity) == {}
+    assert not (ground.folder / "state").exists()
 
 
 def test_state_is_a_path_or_a_prefix_of_tables(spark: SparkSession) -> None:
