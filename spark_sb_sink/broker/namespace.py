@@ -20,6 +20,7 @@ from spark_sb_sink.broker.settings import Settings
 
 PING = "application/vnd.ms-servicebus-ping"
 DEAD_LETTER_SUFFIX = "/$deadletterqueue"
+MANAGEMENT = "/$management"
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,12 @@ class Namespace:
         raise self.not_found(path)
 
     def entity_name(self, path: str) -> str:
-        """The entity that a path belongs to, for its faults: a subscription's topic, a sub-queue's queue."""
+        """The entity that a path belongs to, for its faults: a subscription's topic, a sub-queue's or node's queue."""
+        if path.lower().endswith(MANAGEMENT):
+            path = path[: -len(MANAGEMENT)]
+        found = self.entities.get(path.lower())
+        if found is not None:
+            return found.name
         try:
             return self.source(path)[0].name
         except RefusedError:

@@ -16,7 +16,7 @@ from spark_sb_sink.broker.base_link import authorize
 from spark_sb_sink.broker.entities import Queue, Topic
 from spark_sb_sink.broker.faults import CbsAnswer
 from spark_sb_sink.broker.journal import billed
-from spark_sb_sink.broker.namespace import Namespace
+from spark_sb_sink.broker.namespace import MANAGEMENT, Namespace
 from spark_sb_sink.broker.queue import MessageQueue, RefusedError, Session, Stored
 from spark_sb_sink.broker.security import LISTEN, SEND, TokenRefusedError, place_of
 
@@ -53,7 +53,7 @@ def answer(connection: "AmqpConnection", node: str, request: Any) -> Any:
     """The answer to a request, or None where a fault keeps it back."""
     if node == "$cbs":
         return _put_token(connection, request)
-    return _manage(connection, node[: -len("/$management")], request)
+    return _manage(connection, node, request)
 
 
 def _reply(request: Any, properties: dict[str, Any], body: Any = None) -> Any:
@@ -109,8 +109,9 @@ def _cbs_reply(request: Any, status: int, text: str) -> Any:
 # $management
 
 
-def _manage(connection: "AmqpConnection", path: str, request: Any) -> Any:
+def _manage(connection: "AmqpConnection", address: str, request: Any) -> Any:
     namespace = connection.namespace
+    path = address[: -len(MANAGEMENT)]
     properties = request.properties if isinstance(request.properties, dict) else {}
     operation = str(properties.get("operation", ""))
     body = request.body if isinstance(request.body, dict) else {}

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.exceptions import OperationTimeoutError
-from proton import ProtonException, Timeout
-from proton.utils import BlockingConnection
+from proton import ConnectionException, ProtonException, Timeout
+from proton.utils import BlockingConnection, LinkDetached
 
 from spark_sb_sink.broker import (
     BlackHole,
@@ -27,7 +27,7 @@ from spark_sb_sink.broker import (
 )
 from spark_sb_sink.broker.faults import Fault
 from tests.broker.faulty import PATIENCE, Came, Links, message, outcome, quick, two_open, words
-from tests.broker.test_security import own_sas, put_token
+from tests.broker.test_security import own_sas, put_token, raw  # noqa: F401 - `raw` is a fixture
 
 CUT = "ServiceBusConnectionError amqp:socket-error"
 INTERNAL = "ServiceBusError amqp:internal-error"
@@ -218,27 +218,53 @@ async def test_a_black_hole_after_attach_answers_until_then(namespace: Namespace
     assert namespace.counts(queue)["active"] == 0
 
 
-@pytest.mark.parametrize("fault", [Refuse(), BlackHole()], ids=["refuse", "black hole"])
+@pytest.mark.parametrize("where", ["", "/$management"], ids=["token for the queue", "token for its node"])
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (Refuse(), ConnectionException),
+        (BlackHole(), Timeout),
+        (BlackHole("attach"), Timeout),
+        (Reject(at="attach"), LinkDetached),
+    ],
+    ids=["refuse", "black hole", "black hole once attached", "reject at attach"],
+)
 def test_a_connection_that_only_manages_an_entity_meets_its_faults_too(
-    namespace: NamespaceHandle, queue: str, fault: Fault
+    namespace: NamespaceHandle, queue: str, fault: Fault, kind: type[ProtonException], where: str
 ) -> None:
     """The Python SDK always has a sender or receiver beside it; the JavaScript one peeks and schedules without."""
 
     def connect() -> BlockingConnection:
         connection = BlockingConnection(f"amqp://{namespace.endpoint}", timeout=30, allowed_mechs="ANONYMOUS")
-        assert put_token(connection, f"sb://{namespace.endpoint}/{queue}", own_sas(namespace, queue))[0] == 202
+        audience = f"sb://{namespace.endpoint}/{queue}{where}"
+        assert put_token(connection, audience, own_sas(namespace, queue, uri=audience))[0] == 202
         return connection
 
     struck = connect()
-    struck.timeout = PATIENCE if fault == BlackHole() else 30
-    with namespace.fault(fault, queue), pytest.raises(ProtonException) as caught:
-        struck.create_sender(f"{queue}/$management")
-    assert isinstance(caught.value, Timeout) == (fault == BlackHole())
+    struck.timeout = 0.5 if kind is Timeout else 30
+
+    def attach() -> None:
+        for each in ("one", "and one that comes after it"):
+            struck.create_sender(f"{queue}/$management", name=each)
+
+    with namespace.fault(fault, queue), pytest.raises(kind):
+        attach()
     with contextlib.suppress(ProtonException):
         struck.close()
     after = connect()
     after.create_sender(f"{queue}/$management")
     after.close()
+
+
+def test_a_token_for_the_node_of_an_entity_is_refused_where_the_entitys_is(
+    namespace: NamespaceHandle,
+    queue: str,
+    raw: BlockingConnection,  # noqa: F811
+) -> None:
+    audience = f"sb://{namespace.endpoint}/{queue}/$Management"
+    with namespace.fault(CbsAnswer(401), queue):
+        assert put_token(raw, audience, own_sas(namespace, queue))[0] == 401
+    assert put_token(raw, audience, own_sas(namespace, queue))[0] == 202
 
 
 async def test_two_black_holes_are_undone_one_by_one(namespace: NamespaceHandle, name: str) -> None:

@@ -61,6 +61,18 @@ const steps = {
     return { peeked: peeked.map(shown), again: shown(again), left: left.length };
   },
 
+  async peek() {
+    const receiver = client.createReceiver(given.queue);
+    return (await receiver.peekMessages(10)).map(shown);
+  },
+
+  async schedule() {
+    const sender = client.createSender(given.queue);
+    const [number] = await sender.scheduleMessages({ body: "later", messageId: "js-1" }, new Date(Date.now() + 3600000));
+    if (given.cancel) await sender.cancelScheduledMessages(number);
+    return number.toString();
+  },
+
   async refused() {
     try {
       await client.createSender(given.queue).sendMessages({ body: "x" });

@@ -151,6 +151,17 @@ def test_javascript_defers_peeks_and_receives_deferred(
     assert namespace.counts(queue)["active"] == 0
 
 
+def test_javascript_peeks_and_schedules_on_connections_that_do_nothing_else(
+    namespace: NamespaceHandle, queue: str, name: str, javascript: Step
+) -> None:
+    """Its requests come with a token for `queue/$management`, and no other is put for the queue."""
+    send = namespace.add_policy(f"send-{name}", ["Send"], queue)
+    assert javascript("schedule", queue=queue, connection=send) == "1"
+    assert namespace.counts(queue)["scheduled"] == 1
+    [peeked] = javascript("peek", queue=queue)
+    assert (peeked["messageId"], peeked["state"]) == ("js-1", "scheduled")
+
+
 def test_javascript_is_told_why_it_may_not(namespace: NamespaceHandle, queue: str, name: str, javascript: Step) -> None:
     listen = namespace.add_policy(f"listen-{name}", ["Listen"])
     told = javascript("refused", queue=queue, connection=listen)
