@@ -371,6 +371,8 @@ class MessageQueue:
         now = self.clock.now()
         found: list[Stored] = []
         for sequence in self._in_order(start):
+            if len(found) >= count:
+                break
             stored = self.messages.get(sequence)
             if stored is None or stored.late or (session_id is not None and stored.message.session_id != session_id):
                 continue
@@ -378,8 +380,6 @@ class MessageQueue:
                 self._expire(stored, now)
                 continue
             found.append(stored)
-            if len(found) == count:
-                break
         return found
 
     def _in_order(self, start: int) -> list[int]:

@@ -120,7 +120,7 @@ def _manage(connection: "AmqpConnection", address: str, request: Any) -> Any:
         claim, run = _OPERATIONS.get(operation, (None, None))
         if claim is None or run is None:
             raise RefusedError("amqp:not-implemented", f"The operation {operation!r} is not offered.", 501)
-        authorize(connection, claim, path)
+        authorize(connection, claim, address)  # a token for the node itself will do, and so will one for its entity
         if not node.serves(claim):
             raise namespace.disabled(path)
         for counters in (namespace.counters, node.entity.counters):
@@ -207,6 +207,8 @@ def _renew_lock(namespace: Namespace, node: Node, body: dict[str, Any]) -> Resul
 def _peek(namespace: Namespace, node: Node, body: dict[str, Any]) -> Result:
     store = _store(node)
     count = min(int(body["message-count"]), PEEK_LIMIT)
+    if count < 1:
+        raise RefusedError("com.microsoft:argument-out-of-range", f"message-count is {count}; it takes at least 1.")
     session_id = body.get("session-id")
     found = store.peek(int(body["from-sequence-number"]), count, None if session_id is None else str(session_id))
     # The request has been counted as one operation; an answer of more than 64 KB is more than one.
