@@ -233,6 +233,7 @@ async def test_the_end_of_a_shape_sets_free_what_it_has_held_back_and_it_touches
 ) -> None:
     async with quick(namespace) as client:
         one, other = await two_open(client, namespace, name)
+        namespace.hang(Shape(latency=0.001, bandwidth=1e9))  # which goes on, and hides nothing
         with namespace.fault(shape, one.queue):
             held = asyncio.create_task(one.send())
             assert await other.send() == "sent"
