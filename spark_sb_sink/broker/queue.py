@@ -6,8 +6,9 @@ Knows nothing of AMQP links or sockets; time comes from the clock, and `wake` is
 import bisect
 import heapq
 import uuid
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from spark_sb_sink.broker import delivered, sections
 from spark_sb_sink.broker.clock import Clock
@@ -15,6 +16,9 @@ from spark_sb_sink.broker.journal import Counters, Happened, Journal, billed
 from spark_sb_sink.broker.settings import FOREVER, Settings
 
 ACTIVE, DEFERRED, SCHEDULED = 0, 1, 2
+Properties = Mapping[str, bytes]
+"""Application properties by name, each as it is encoded."""
+_UNCHANGED: Properties = MappingProxyType({})
 
 
 class RefusedError(Exception):
@@ -255,20 +259,33 @@ class MessageQueue:
         self._remove(stored)
         self.note(stored, self.clock.now(), Happened.COMPLETED)
 
-    def abandon(self, token: bytes) -> None:
-        self._unlock(self._locked(token), self.clock.now(), Happened.ABANDONED, count=True)
+    def abandon(self, token: bytes, changed: Properties = _UNCHANGED) -> None:
+        stored = self._locked(token)
+        self._modify(stored, changed)
+        self._unlock(stored, self.clock.now(), Happened.ABANDONED, count=True)
 
     def release(self, token: bytes) -> None:
         self._unlock(self._locked(token), self.clock.now(), Happened.RELEASED, count=False)
 
-    def defer(self, token: bytes) -> None:
+    def defer(self, token: bytes, changed: Properties = _UNCHANGED) -> None:
         stored = self._locked(token)
+        self._modify(stored, changed)
         self._forget_lock(stored)
         stored.state = DEFERRED
         self.note(stored, self.clock.now(), Happened.DEFERRED)
 
-    def dead_letter(self, token: bytes, reason: str | None, description: str | None) -> None:
-        self._to_dead_letters(self._locked(token), self.clock.now(), reason, description)
+    def dead_letter(
+        self, token: bytes, reason: str | None, description: str | None, changed: Properties = _UNCHANGED
+    ) -> None:
+        stored = self._locked(token)
+        self._modify(stored, changed)
+        self._to_dead_letters(stored, self.clock.now(), reason, description)
+
+    def _modify(self, stored: Stored, changed: Properties) -> None:
+        """Change application properties, as the properties to modify of a settlement ask."""
+        before = stored.message.size
+        stored.message = delivered.modified(stored.message, changed)
+        self.size += stored.message.size - before
 
     def renew(self, token: bytes) -> float:
         stored = self._locked(token)
@@ -340,24 +357,8 @@ class MessageQueue:
             for name, value in (("DeadLetterReason", reason), ("DeadLetterErrorDescription", description))
             if value
         }
-        message = stored.message
-        if added:
-            bare = delivered.with_application_properties(message.bare, added)
-            message = sections.Incoming(
-                bare,
-                message.header,
-                message.annotations,
-                message.annotation_items,
-                message.message_id,
-                message.session_id,
-                message.partition_key,
-                message.content_type,
-                message.ttl,
-                None,
-                message.size + len(bare) - len(message.bare),
-            )
         self.dead_letters.put(
-            message,
+            delivered.modified(stored.message, added),
             now,
             dead_letter_source=self.path,
             enqueue_sequence=stored.sequence,

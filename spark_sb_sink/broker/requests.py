@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from proton import UNDESCRIBED, Array, Data, Message, int32, symbol, timestamp
 
-from spark_sb_sink.broker.base_link import authorize
+from spark_sb_sink.broker.base_link import authorize, modified_properties
 from spark_sb_sink.broker.entities import Queue, Topic
 from spark_sb_sink.broker.faults import CbsAnswer
 from spark_sb_sink.broker.journal import billed
@@ -228,6 +228,7 @@ def _receive_by_sequence(namespace: Namespace, node: Node, body: dict[str, Any])
 def _update_disposition(namespace: Namespace, node: Node, body: dict[str, Any]) -> Result:
     store = _store(node)
     status = str(body["disposition-status"])
+    changed = modified_properties(body.get("properties-to-modify"))
     tokens = list(dict.fromkeys(_tokens(body)))
     for token in tokens:  # all or none: a lost lock is found before anything is settled
         if token not in store.locked:
@@ -237,12 +238,12 @@ def _update_disposition(namespace: Namespace, node: Node, body: dict[str, Any]) 
             case "completed":
                 store.complete(token)
             case "abandoned":
-                store.abandon(token)
+                store.abandon(token, changed)
             case "defered":
-                store.defer(token)
+                store.defer(token, changed)
             case "suspended":
                 reason, text = body.get("deadletter-reason"), body.get("deadletter-description")
-                store.dead_letter(token, str(reason) if reason else None, str(text) if text else None)
+                store.dead_letter(token, str(reason) if reason else None, str(text) if text else None, changed)
             case _:
                 raise RefusedError("com.microsoft:argument-error", f"Unknown disposition {status!r}.")
     return 200, None
