@@ -120,14 +120,15 @@ class Namespace:
         if entity is None:
             raise self.not_found(name)
         for store in entity.stores():
-            store.removed = True
+            store.delete()
         self.on_change(entity.name)
 
     def delete_subscription(self, topic: Topic, name: str) -> None:
         subscription = topic.subscriptions.pop(name.lower(), None)
         if subscription is None:
             raise self.not_found(f"{topic.name}/Subscriptions/{name}")
-        subscription.store.removed = subscription.dead_letters.removed = True
+        subscription.store.delete()
+        subscription.dead_letters.delete()
         self.on_change(topic.name)
 
     def set_status(self, name: str, status: str) -> None:
@@ -219,6 +220,16 @@ class Namespace:
         self._check(entity, messages, batch=batch)
         self.store(entity, messages, now)
         return messages
+
+    def note_rejected(self, entity: Queue | Topic, members: list[bytes], error: RefusedError) -> None:
+        """Count and tell that they were refused, and why. `accept` and `schedule` do not: they know no link."""
+        for counters in (self.counters, entity.counters):
+            counters.events[Happened.REJECTED] += max(1, len(members))
+        if self.journal.enabled and not entity.settings.discard:
+            now = self.clock.now()
+            for member in members:
+                found = sections.message_id(member)
+                self.journal.write(found, now, entity.name, Happened.REJECTED, error.condition)
 
     def _discard(self, entity: Queue | Topic, members: list[bytes], *, batch: bool) -> None:
         """Count and keep nothing. A batch is not looked into, for speed; a ping, which is sent alone, is known as one.

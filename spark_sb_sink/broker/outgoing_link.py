@@ -8,7 +8,6 @@ from proton import Disposition, Link
 
 from spark_sb_sink.broker.base_link import BaseLink, modified_properties, reject
 from spark_sb_sink.broker.entities import Queue, Topic
-from spark_sb_sink.broker.journal import Happened
 from spark_sb_sink.broker.queue import MessageQueue, RefusedError, Session, Stored
 
 if TYPE_CHECKING:
@@ -122,8 +121,6 @@ class OutgoingLink(BaseLink):
         try:
             self._settle(token, state, remote)
         except RefusedError as error:
-            self.namespace.counters.events[Happened.LOCK_LOST] += 1
-            self.entity.counters.events[Happened.LOCK_LOST] += 1
             if delivery.settled:
                 delivery.settle()
             else:

@@ -16,6 +16,7 @@ from spark_sb_sink.broker.journal import Counters, Happened, Journal, billed
 from spark_sb_sink.broker.settings import FOREVER, Settings
 
 ACTIVE, DEFERRED, SCHEDULED = 0, 1, 2
+_REMEMBERED = 5000
 Properties = Mapping[str, bytes]
 """Application properties by name, each as it is encoded."""
 _UNCHANGED: Properties = MappingProxyType({})
@@ -101,6 +102,9 @@ class MessageQueue:
         self._expiries: list[tuple[float, int]] = []
         self._later: list[tuple[float, int]] = []
         self._next = 0
+        self._over: dict[bytes, str | None] = {}
+        self._over_before: dict[bytes, str | None] = {}
+        """Whose locks are over, of the latest ones: for the journal, when somebody comes with one of them."""
 
     # What comes in
 
@@ -247,6 +251,7 @@ class MessageQueue:
     def _locked(self, token: bytes) -> Stored:
         stored = self.locked.get(token)
         if stored is None:
+            self._note_lost(token)
             raise RefusedError(
                 "com.microsoft:message-lock-lost",
                 "The lock supplied is invalid. Either the lock expired, or the message has already been removed.",
@@ -317,9 +322,19 @@ class MessageQueue:
     def _forget_lock(self, stored: Stored) -> None:
         if stored.token is not None:
             self.locked.pop(stored.token, None)
+            self._over[stored.token] = stored.message.message_id
+            if len(self._over) >= _REMEMBERED:
+                self._over, self._over_before = {}, self._over
             if self.settings.requires_session and stored.message.session_id in self.sessions:
                 self.sessions[stored.message.session_id].held.pop(stored.token, None)
             stored.token = None
+
+    def _note_lost(self, token: bytes) -> None:
+        """Tell of a lock that somebody came with and that was over; whose those of long ago were is forgotten."""
+        message_id = self._over.get(token, self._over_before.get(token))
+        self.journal.write(message_id, self.clock.now(), self.path, Happened.LOCK_LOST)
+        for counter in self.counters:
+            counter.events[Happened.LOCK_LOST] += 1
 
     def _unlock(self, stored: Stored, now: float, what: Happened, *, count: bool) -> None:
         self._forget_lock(stored)
@@ -488,6 +503,13 @@ class MessageQueue:
             if stored.token is not None:
                 self._unlock(stored, now, Happened.LOCK_EXPIRED, count=True)
         return len(held)
+
+    def delete(self) -> None:
+        """The entity is deleted, and all that is here with it."""
+        self.removed = True
+        now = self.clock.now()
+        for stored in self.messages.values():
+            self.note(stored, now, Happened.DELETED)
 
     def counts(self) -> dict[str, int]:
         found = {"active": 0, "deferred": 0, "scheduled": 0, "locked": len(self.locked)}

@@ -251,7 +251,11 @@ def _update_disposition(namespace: Namespace, node: Node, body: dict[str, Any]) 
 
 def _schedule(namespace: Namespace, node: Node, body: dict[str, Any]) -> Result:
     payloads = [bytes(entry["message"]) for entry in _elements(body["messages"])]
-    stored = namespace.schedule(node.entity, payloads)
+    try:
+        stored = namespace.schedule(node.entity, payloads)
+    except RefusedError as error:
+        namespace.note_rejected(node.entity, payloads, error)
+        raise
     sequences = [one.sequence if one is not None else 0 for one in stored]
     return 200, {"sequence-numbers": Array(UNDESCRIBED, Data.LONG, *sequences)}
 

@@ -342,7 +342,8 @@ async def test_locks_expire_when_told_and_the_message_comes_again(
             if found.message_id == held[0].message_id
         ]
         assert (held[0].delivery_count, again.delivery_count) == (0, 1)
-        assert story(namespace, str(again.message_id)) == ["accepted", "delivered", "lock-expired", "delivered"]
+        told = [what for what in story(namespace, str(again.message_id)) if what != "lock-lost"]
+        assert told == ["accepted", "delivered", "lock-expired", "delivered"]
 
 
 async def test_a_namespace_that_was_stopped_refuses_connections_and_starts_again_with_its_messages(
