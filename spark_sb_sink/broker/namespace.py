@@ -21,6 +21,8 @@ from spark_sb_sink.broker.settings import Settings
 PING = "application/vnd.ms-servicebus-ping"
 DEAD_LETTER_SUFFIX = "/$deadletterqueue"
 MANAGEMENT = "/$management"
+_NAMED = 20
+"""Entities that an error names."""
 
 
 @dataclass(frozen=True)
@@ -169,17 +171,32 @@ class Namespace:
             return topic, entry.dead_letters if dead else entry.store
         raise self.not_found(path)
 
-    def entity_name(self, path: str) -> str:
+    def owner(self, path: str) -> Entity | None:
         """The entity that a path belongs to, for its faults: a subscription's topic, a sub-queue's or node's queue."""
         if path.lower().endswith(MANAGEMENT):
             path = path[: -len(MANAGEMENT)]
         found = self.entities.get(path.lower())
         if found is not None:
-            return found.name
+            return found
         try:
-            return self.source(path)[0].name
+            return self.source(path)[0]
         except RefusedError:
-            return path
+            return None
+
+    def entity_name(self, path: str) -> str:
+        """The name of the entity that a path belongs to; the path itself where there is none."""
+        owner = self.owner(path)
+        return path if owner is None else owner.name
+
+    def known(self, path: str) -> str:
+        """The same for a person, who has to be told if what they name is nothing here."""
+        owner = self.owner(path)
+        if owner is not None:
+            return owner.name
+        names = sorted(entity.name for entity in self.entities.values())
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        there = f"there are {', '.join(names[:_NAMED])}{more}" if names else "there are none yet"
+        raise RefusedError("amqp:not-found", f"There is no entity {path!r} in {self.name}; {there}.", 404)
 
     def tick(self) -> None:
         now = self.clock.now()
