@@ -239,9 +239,9 @@ class Namespace:
         return messages
 
     def note_rejected(self, entity: Queue | Topic, members: list[bytes], error: RefusedError) -> None:
-        """Count and tell that they were refused, and why. `accept` and `schedule` do not: they know no link."""
+        """Count a transfer or request that was refused, and tell of each message in it why."""
         for counters in (self.counters, entity.counters):
-            counters.events[Happened.REJECTED] += max(1, len(members))
+            counters.events[Happened.REJECTED] += 1
         if self.journal.enabled and not entity.settings.discard:
             now = self.clock.now()
             for member in members:
