@@ -161,6 +161,7 @@ def _settings(call: _Call) -> Any:
             raise BadRequestError(f"{name} cannot be changed once {entity.name!r} is made; delete it and make it again")
     changed = Settings.of({**asdict(entity.settings), **call.body})
     changed.check()
+    call.namespace.tier.check(changed)
     for name in call.body:
         setattr(entity.settings, name, getattr(changed, name))
     call.namespace.on_change(entity.name)

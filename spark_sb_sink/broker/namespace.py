@@ -16,7 +16,7 @@ from spark_sb_sink.broker.filters import DEFAULT_RULE, Rule, TrueFilter
 from spark_sb_sink.broker.journal import Counters, Happened, Journal, billed
 from spark_sb_sink.broker.queue import MessageQueue, RefusedError, Stored
 from spark_sb_sink.broker.security import Guard
-from spark_sb_sink.broker.settings import Settings
+from spark_sb_sink.broker.settings import Settings, SettingsError
 
 PING = "application/vnd.ms-servicebus-ping"
 DEAD_LETTER_SUFFIX = "/$deadletterqueue"
@@ -35,6 +35,13 @@ class Tier:
     max_batch: int
     max_entity_message_kb: int
     max_batch_messages: int = 4500
+
+    def check(self, settings: Settings) -> None:
+        """What an entity may not have in this tier. Less than the tier's own message size is for tests alone."""
+        size, most = settings.max_message_kb, self.max_entity_message_kb
+        if size is not None and not 1 <= size <= most:
+            more = "" if self.name == "premium" else f" in a {self.name} namespace, more needs a premium one"
+            raise SettingsError(f"max message size is {size} KB; it takes 1 to {most}{more}")
 
 
 TIERS = {
@@ -103,6 +110,7 @@ class Namespace:
             raise RefusedError("com.microsoft:entity-already-exists", f"The entity {name!r} exists already.", 409)
         settings = settings or Settings()
         settings.check()
+        self.tier.check(settings)
         return settings
 
     def _stores(self, path: str, settings: Settings, counters: Counters) -> tuple[MessageQueue, MessageQueue]:
