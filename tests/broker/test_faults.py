@@ -49,6 +49,13 @@ CASES: dict[str, tuple[Fault, Came]] = {
     "cut-mid-batch": (CutMidBatch(), Came(CUT, CUT)),
     "full-quota": (FullQuota(), Came(FULL, FULL)),
 }
+STATUSES: dict[str, tuple[Fault, Came]] = {
+    f"cbs-{status}": (
+        CbsAnswer(status),
+        Came(new_send=f"ServiceBusAuthenticationError {status}", new_receive=f"ServiceBusAuthenticationError {status}"),
+    )
+    for status in (404, 500, 503)
+}
 HANGS = {"black-hole", "black-hole-once-attached", "reject-without-info"}
 
 
@@ -84,25 +91,42 @@ async def test_a_fault_strikes_open_and_new_links_of_its_entity_or_of_all_until_
 
 
 def test_the_sync_sdk_raises_the_same_errors(namespace: NamespaceHandle, name: str) -> None:
-    statuses = {
-        f"cbs-{s}": (CbsAnswer(s), Came(new_send=f"ServiceBusAuthenticationError {s}")) for s in (404, 500, 503)
-    }
-    cases = {case: both for case, both in {**CASES, **statuses}.items() if case not in HANGS}
+    cases = {case: both for case, both in {**CASES, **STATUSES}.items() if case not in HANGS}
+    receiving = [case for case, (_, came) in cases.items() if came.new_receive != "received"]
 
-    def send(case: str) -> str:
+    def call(case: str, receives: bool) -> str:
         entity = f"{name}-{case}"
-        namespace.create_queue(entity)
-        namespace.hang(cases[case][0], entity)
         with ServiceBusClient.from_connection_string(namespace.connection_string, retry_total=0) as client:
             try:
-                client.get_queue_sender(entity).send_messages(message())
+                if receives:
+                    client.get_queue_receiver(entity).receive_messages(1, max_wait_time=20)
+                else:
+                    client.get_queue_sender(entity).send_messages(message())
             except Exception as error:  # noqa: BLE001
                 return words(error)
-        return "sent"
+        return "nothing"
 
-    with ThreadPoolExecutor(len(cases)) as pool:
-        found = dict(zip(cases, pool.map(send, cases), strict=True))
-    assert found == {case: came.new_send for case, (_, came) in cases.items()}
+    for case, (fault, _) in cases.items():
+        namespace.create_queue(f"{name}-{case}")
+        namespace.hang(fault, f"{name}-{case}")
+    with ThreadPoolExecutor(len(cases) + len(receiving)) as pool:
+        sends = {case: pool.submit(call, case, False) for case in cases}
+        receives = {case: pool.submit(call, case, True) for case in receiving}
+    assert {case: each.result() for case, each in sends.items()} == {c: came.new_send for c, (_, came) in cases.items()}
+    assert {case: each.result() for case, each in receives.items()} == {c: cases[c][1].new_receive for c in receiving}
+
+
+async def test_every_answer_of_cbs_is_told_by_its_status(namespace: NamespaceHandle, name: str) -> None:
+    async with quick(namespace) as client:
+
+        async def both(case: str) -> Came:
+            namespace.create_queue(f"{name}-{case}")
+            namespace.hang(STATUSES[case][0], f"{name}-{case}")
+            links = Links(client, f"{name}-{case}")
+            sends, receives = await asyncio.gather(outcome(links.send_anew()), outcome(links.receive_anew()))
+            return Came(new_send=sends, new_receive=receives)
+
+        assert await asyncio.gather(*map(both, STATUSES)) == [came for _, came in STATUSES.values()]
 
 
 async def test_a_message_can_be_rejected_with_any_condition(namespace: NamespaceHandle, name: str) -> None:
