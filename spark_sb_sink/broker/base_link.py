@@ -4,7 +4,7 @@ import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from proton import Disposition
+from proton import Array, Data, Described, Disposition
 
 from spark_sb_sink.broker.connection import condition_of
 from spark_sb_sink.broker.queue import RefusedError
@@ -106,6 +106,22 @@ class BaseLink:
         self.link.condition = condition_of(error)
         self.link.close()
         self.connection.flush()
+
+
+def modified_properties(given: Any) -> dict[str, bytes]:
+    """The application properties that a settlement changes, each encoded with the AMQP type that it came with."""
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
+        raise RefusedError("amqp:invalid-field", "The properties to modify are no map with text for keys.")
+    if any(isinstance(value, (dict, list, tuple, Array, Described)) for value in given.values()):
+        raise RefusedError("amqp:invalid-field", "A property to modify has a list, a map or a described value.")
+    found = {}
+    for name, value in given.items():
+        data = Data()
+        data.put_object(value)
+        found[str(name)] = data.encode()
+    return found
 
 
 def reject(delivery: Any, error: RefusedError) -> None:

@@ -56,6 +56,8 @@ class AmqpConnection(asyncio.Protocol):
         """By audience path: what the tokens put on `$cbs` allow on this connection."""
         self.links: dict[Any, Any] = {}
         self.silent = False
+        self._silenced_at: str | None = None
+        """The entity at whose attach it fell silent: there is no link to tell by."""
         self._socket: asyncio.Transport | None = None
         self._paused = False
         self._flushing = False
@@ -122,7 +124,7 @@ class AmqpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.silent:
             return
-        shape = self._shape()
+        shape = self.shape()
         if shape is None:
             self._in.put(data, 0.0, None)
         else:
@@ -134,9 +136,10 @@ class AmqpConnection(asyncio.Protocol):
         if self._socket is not None:
             self._socket.abort()
 
-    def fall_silent(self) -> None:
+    def fall_silent(self, entity: str | None = None) -> None:
         """Take what comes and never answer again; the socket stays open until the peer or an undo ends it."""
         self.silent = True
+        self._silenced_at = entity
 
     def close(self, condition: str, text: str) -> None:
         self._engine.condition = Condition(condition, text)
@@ -266,7 +269,7 @@ class AmqpConnection(asyncio.Protocol):
         self._flushing = True
         try:
             transport = self._transport
-            shape = self._shape()
+            shape = self.shape()
             while True:
                 pending = transport.pending()
                 if pending <= 0:
@@ -309,32 +312,29 @@ class AmqpConnection(asyncio.Protocol):
 
     # What the faults ask
 
-    def _shape(self) -> Shape | None:
-        """Latency and bandwidth of this connection: the namespace's, or those of an entity that it has a link to."""
+    def shape(self) -> Shape | None:
+        """Latency and bandwidth of this connection: of all that hold for the namespace, and for entities it uses."""
         faults = self.namespace.faults
-        if not faults:
-            return None
-        found = faults.find(Shape, None)
-        for link in self.links.values():
-            if found is None and link.entity_name is not None:
-                found = faults.find(Shape, link.entity_name)
-        return found
+        return faults.shape(self._entities()) if faults else None
 
-    def unshape(self) -> None:
-        """Once no latency or bandwidth holds any more, what they have kept back goes on at once."""
-        if self._shape() is None:
-            self._in.release()
-            self._out.release()
+    def release(self) -> None:
+        """Hand on at once what latency and bandwidth have kept back: they are not what they were."""
+        self._in.release()
+        self._out.release()
+
+    def _entities(self) -> set[str]:
+        """Those that it has a link to, in small letters, and the one at whose attach it fell silent."""
+        used = {link.entity_name.lower() for link in self.links.values() if link.entity_name is not None}
+        return used if self._silenced_at is None else used | {self._silenced_at.lower()}
 
     def uses(self, entity: str) -> bool:
-        wanted = entity.lower()
-        return any(link.entity_name is not None and link.entity_name.lower() == wanted for link in self.links.values())
+        return entity.lower() in self._entities()
 
     def attached(self, entity: str | None) -> bool:
         """Whether it has a link to the entity, or to any."""
         if entity is not None:
             return self.uses(entity)
-        return any(link.entity_name is not None for link in self.links.values())
+        return bool(self._entities())
 
     def check_attach(self, entity: str | None) -> bool:
         """Whether the attach may go on; cuts or silences the connection where a fault for the entity says so."""
@@ -343,14 +343,14 @@ class AmqpConnection(asyncio.Protocol):
             self.cut()
             return False
         if entity is not None and faults.black_hole(entity, "accept"):
-            self.fall_silent()
+            self.fall_silent(entity)
             return False
         return True
 
     def after_attach(self, entity: str) -> None:
         if self.namespace.faults.black_hole(entity, "attach"):
             self.flush()
-            self.fall_silent()
+            self.fall_silent(entity)
 
     def cut_mid_transfer(self, entity: str, received: int) -> bool:
         faults = self.namespace.faults

@@ -52,6 +52,11 @@ class _Call:
             raise BadRequestError("entity is empty; leave it out for the whole namespace")
         return cast(str | None, name)
 
+    def known_entity(self) -> str | None:
+        """The name of the entity that the field `entity` belongs to: what is for it must not pass it by unnoticed."""
+        path = self.entity()
+        return None if path is None else self.namespace.known(path)
+
     def claims(self) -> set[str]:
         claims = self.take("claims", list)
         if not claims or not all(isinstance(claim, str) and claim in CLAIMS for claim in claims):
@@ -84,7 +89,7 @@ def _list_faults(call: _Call) -> Any:
 
 
 def _hang(call: _Call) -> Any:
-    entity = call.entity()
+    entity = call.known_entity()
     return call.hosted.hang(faults.from_json(call.body), entity).as_json()
 
 
@@ -156,6 +161,7 @@ def _settings(call: _Call) -> Any:
             raise BadRequestError(f"{name} cannot be changed once {entity.name!r} is made; delete it and make it again")
     changed = Settings.of({**asdict(entity.settings), **call.body})
     changed.check()
+    call.namespace.tier.check(changed)
     for name in call.body:
         setattr(entity.settings, name, getattr(changed, name))
     call.namespace.on_change(entity.name)
@@ -186,7 +192,7 @@ def _start(call: _Call) -> Any:
 
 
 def _cut(call: _Call) -> Any:
-    entity = call.entity()
+    entity = call.known_entity()
     call.done()
     return {"cut": call.hosted.cut(entity)}
 

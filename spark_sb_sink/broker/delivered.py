@@ -1,6 +1,8 @@
 """The bytes of a message on its way out: its own sections with the broker's annotations and delivery count added."""
 
 import struct
+from collections.abc import Mapping
+from dataclasses import replace
 
 from spark_sb_sink.broker.sections import APPLICATION_PROPERTIES, NULL, PROPERTIES, Incoming, items, scalar, skip, split
 
@@ -81,13 +83,21 @@ def outgoing(message: Incoming, delivery_count: int, extra_items: int, extra: by
     )
 
 
+def modified(message: Incoming, added: Mapping[str, str | bytes]) -> Incoming:
+    """The message with application properties added or replaced; itself if there are none."""
+    if not added:
+        return message
+    bare = with_application_properties(message.bare, added)
+    return replace(message, bare=bare, size=message.size + len(bare) - len(message.bare))
+
+
 def encoded_string(text: str) -> bytes:
     raw = text.encode()
     return b"\xb1" + _U32.pack(len(raw)) + raw
 
 
-def with_application_properties(bare: bytes, added: dict[str, str]) -> bytes:
-    """The bare message with string properties added or replaced (dead-letter reason and description)."""
+def with_application_properties(bare: bytes, added: Mapping[str, str | bytes]) -> bytes:
+    """The bare message with properties added or replaced; bytes are a value as it is encoded."""
     before = after = b""
     entries: list[bytes] = []
     seen_at = -1
@@ -106,7 +116,10 @@ def with_application_properties(bare: bytes, added: dict[str, str]) -> bytes:
             before, after = bare[:end], bare[end:]
     if seen_at < 0 and not before:
         after = bare
-    entries += [encoded_string(key) + encoded_string(value) for key, value in added.items()]
+    entries += [
+        encoded_string(key) + (encoded_string(value) if isinstance(value, str) else value)
+        for key, value in added.items()
+    ]
     body = b"".join(entries)
     section = b"\x00\x53\x74\xd1" + _U32.pack(len(body) + 4) + _U32.pack(2 * len(entries)) + body
     return before + section + after

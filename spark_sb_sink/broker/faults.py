@@ -4,7 +4,7 @@ Which fault is in force for which entity is decided here; what it does to the wi
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -263,6 +263,22 @@ class FaultBoard:
             for hung in self._hung.values()
         )
 
+    def black_holes(self) -> set[tuple[str | None, str]]:
+        """The entity of each black hole, None for the namespace, and when it opens."""
+        return {(hung.entity, hung.fault.after) for hung in self if isinstance(hung.fault, BlackHole)}
+
+    def shape(self, entities: Collection[str]) -> Shape | None:
+        """What all shapes for the namespace and for these come to: the most latency, the least bandwidth."""
+        found = [
+            hung.fault
+            for hung in self
+            if isinstance(hung.fault, Shape) and (hung.entity is None or hung.entity.lower() in entities)
+        ]
+        if not found:
+            return None
+        limits = [shape.bandwidth for shape in found if shape.bandwidth is not None]
+        return Shape(max(shape.latency for shape in found), min(limits, default=None))
+
     def strike(self, cls: type[F], entity: str | None, units: int = 1) -> F | None:
         """Like `find`, and takes `units` off its count; the last one undoes it."""
         for hung, fault in self._matching(cls, entity):
@@ -304,7 +320,8 @@ class FaultBoard:
         if not self._hung:
             return
         wanted = entity.lower() if entity is not None else None
-        for hung in list(self._hung.values()):
+        # One for the entity strikes before one for the namespace, and of two alike the one that was hung first.
+        for hung in sorted(self._hung.values(), key=lambda hung: hung.entity is None):
             if not isinstance(hung.fault, cls):
                 continue
             if hung.entity is None:

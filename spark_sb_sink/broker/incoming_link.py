@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from proton import Disposition, symbol, ulong
 
+from spark_sb_sink.broker import sections
 from spark_sb_sink.broker.base_link import CREDIT, BaseLink, reject
 from spark_sb_sink.broker.entities import Queue, Topic
 from spark_sb_sink.broker.faults import LoseAck
@@ -56,7 +57,7 @@ class IncomingLink(BaseLink):
             return
         if delivery.partial:
             return
-        payload, size = b"".join(self._parts), self._size
+        payload, size = b"".join(self._parts), self._size  # of what is too large, the payload is the beginning
         self._drop()
         link.advance()
         link.flow(1)
@@ -69,13 +70,24 @@ class IncomingLink(BaseLink):
                 "amqp:link:message-size-exceeded",
                 f"The received message (size:{size} bytes) exceeds the limit ({limit} bytes) allowed on the link.",
             )
-            reject(delivery, error)
+            self._refuse(delivery, payload, batch, error)
             return
         self._accept(delivery, payload, batch)
 
     def _drop(self) -> None:
         self._parts = []
         self._size = 0
+
+    def _refuse(self, delivery: Any, payload: bytes, batch: bool, error: RefusedError) -> None:
+        members = [payload]
+        if batch:
+            try:
+                members = sections.batch_members(payload)
+            except sections.MalformedError:
+                members = []
+        self.namespace.note_rejected(self.entity, members, error)
+        if not delivery.settled:
+            reject(delivery, error)
 
     def _accept(self, delivery: Any, payload: bytes, batch: bool) -> None:
         namespace, name = self.namespace, self.entity.name
@@ -84,10 +96,7 @@ class IncomingLink(BaseLink):
         try:
             messages = namespace.accept(self.entity, payload, batch=batch)
         except RefusedError as error:
-            namespace.counters.events[Happened.REJECTED] += 1
-            self.entity.counters.events[Happened.REJECTED] += 1
-            if not delivery.settled:
-                reject(delivery, error)
+            self._refuse(delivery, payload, batch, error)
             return
         if namespace.faults.strike(LoseAck, name) is not None:
             now = namespace.clock.now()

@@ -34,6 +34,7 @@ class Happened(StrEnum):
     EXPIRED = "expired"
     LOCK_EXPIRED = "lock-expired"
     LOCK_LOST = "lock-lost"
+    DELETED = "deleted"
     UNROUTED = "unrouted"
 
 

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 from spark_sb_sink.broker import requests
 from spark_sb_sink.broker.base_link import BaseLink, authorize, path_of
 from spark_sb_sink.broker.incoming_link import IncomingLink
-from spark_sb_sink.broker.namespace import InjectedError
+from spark_sb_sink.broker.namespace import MANAGEMENT, InjectedError
 from spark_sb_sink.broker.outgoing_link import OutgoingLink
 from spark_sb_sink.broker.queue import RefusedError
-from spark_sb_sink.broker.request_links import CBS, MANAGEMENT, RequestLink, ResponseLink
+from spark_sb_sink.broker.request_links import CBS, RequestLink, ResponseLink
 from spark_sb_sink.broker.security import LISTEN, SEND
 from spark_sb_sink.broker.session_link import NO_FILTER, SessionLink, session_filter
 
@@ -25,25 +25,23 @@ def attach(connection: "AmqpConnection", link: Any) -> BaseLink | None:
         return RequestLink(connection, link, CBS) if incoming else ResponseLink(connection, link, CBS)
     if path.lower().endswith(MANAGEMENT):
         # Any claim opens the node; each request on it asks for its own.
-        entity_path = path[: -len(MANAGEMENT)]
         try:
-            authorize(connection, LISTEN, entity_path)
+            authorize(connection, LISTEN, path)
         except RefusedError:
-            authorize(connection, SEND, entity_path)
-        if not connection.check_attach(requests.find(connection.namespace, entity_path).entity.name):
+            authorize(connection, SEND, path)
+        name = requests.find(connection.namespace, path[: -len(MANAGEMENT)]).entity.name
+        if not _faults_let_pass(connection, name):
             return None
-        cls = RequestLink if incoming else ResponseLink
-        return cls(connection, link, path)
+        half = (RequestLink if incoming else ResponseLink)(connection, link, path)
+        connection.after_attach(name)
+        return half
     # First the claim, then whether the entity is there, so that who may not use it does not learn; as the service does
     # it (Azure/azure-sdk-for-net#44734).
     claim = SEND if incoming else LISTEN
     authorize(connection, claim, path)
     entity, store = (connection.namespace.entity(path), None) if incoming else connection.namespace.source(path)
-    if not connection.check_attach(entity.name):
+    if not _faults_let_pass(connection, entity.name):
         return None
-    reject = connection.namespace.faults.rejection(entity.name, "attach")
-    if reject is not None:
-        raise InjectedError(reject)
     if store is None and not entity.settings.can_send():
         raise connection.namespace.disabled(entity.name)
     # A subscription has a status of its own, beside its topic's.
@@ -64,3 +62,13 @@ def attach(connection: "AmqpConnection", link: Any) -> BaseLink | None:
     handler.needs = (claim, path)
     connection.after_attach(entity.name)
     return handler
+
+
+def _faults_let_pass(connection: "AmqpConnection", entity: str) -> bool:
+    """Whether the attach may go on; not where a fault has ended the connection. Raises what a `Reject` says."""
+    if not connection.check_attach(entity):
+        return False
+    reject = connection.namespace.faults.rejection(entity, "attach")
+    if reject is not None:
+        raise InjectedError(reject)
+    return True

@@ -85,9 +85,14 @@ class _Sniffer(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._listener.sniffers.add(self)
         self._timer = self._listener.loop.call_later(self._listener.open_within, self._overdue)
+        # What was hung during a TLS handshake found no connection to strike.
+        faults = self._listener.namespace.faults
+        self.silent = faults.black_hole(None, "accept")
+        if faults.find(Refuse, None) is not None:
+            self.abort()
 
     def _overdue(self) -> None:
-        if self._transport is not None:
+        if self._transport is not None and not self.silent:
             self._listener.unasked.pop(self._transport, None)
             self._transport.abort()
 
@@ -239,7 +244,6 @@ class Listener:
             if not first:
                 return
             secure = first[0] == 0x16
-            self._raw.discard(client)
             await self.loop.connect_accepted_socket(
                 lambda: _Sniffer(self),
                 client,
@@ -350,12 +354,13 @@ class Listener:
                 sniffer.silent = True
         return len(hit)
 
-    def end_silent(self, still: set[str | None]) -> None:
-        """Cut what was silenced, except by a hole that is still there: after an undo it could only confuse."""
-        if None in still:
+    def end_silent(self) -> None:
+        """Cut what was silenced, except where a hole is still there for it: after an undo it could only confuse."""
+        holes = self.namespace.faults.black_holes()
+        if (None, "accept") in holes:
             return
         for connection in [c for c in self.connections if c.silent]:
-            if not any(entity is not None and connection.uses(entity) for entity in still):
+            if not any(connection.attached(entity) for entity, _ in holes):
                 connection.cut()
         for sniffer in [s for s in self.sniffers if s.silent]:
             sniffer.abort()

@@ -16,10 +16,13 @@ from spark_sb_sink.broker.filters import DEFAULT_RULE, Rule, TrueFilter
 from spark_sb_sink.broker.journal import Counters, Happened, Journal, billed
 from spark_sb_sink.broker.queue import MessageQueue, RefusedError, Stored
 from spark_sb_sink.broker.security import Guard
-from spark_sb_sink.broker.settings import Settings
+from spark_sb_sink.broker.settings import Settings, SettingsError
 
 PING = "application/vnd.ms-servicebus-ping"
 DEAD_LETTER_SUFFIX = "/$deadletterqueue"
+MANAGEMENT = "/$management"
+_NAMED = 20
+"""Entities that an error names."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,13 @@ class Tier:
     max_batch: int
     max_entity_message_kb: int
     max_batch_messages: int = 4500
+
+    def check(self, settings: Settings) -> None:
+        """What an entity may not have in this tier. Less than the tier's own message size is for tests alone."""
+        size, most = settings.max_message_kb, self.max_entity_message_kb
+        if size is not None and not 1 <= size <= most:
+            more = "" if self.name == "premium" else f" in a {self.name} namespace, more needs a premium one"
+            raise SettingsError(f"max message size is {size} KB; it takes 1 to {most}{more}")
 
 
 TIERS = {
@@ -100,6 +110,7 @@ class Namespace:
             raise RefusedError("com.microsoft:entity-already-exists", f"The entity {name!r} exists already.", 409)
         settings = settings or Settings()
         settings.check()
+        self.tier.check(settings)
         return settings
 
     def _stores(self, path: str, settings: Settings, counters: Counters) -> tuple[MessageQueue, MessageQueue]:
@@ -119,14 +130,15 @@ class Namespace:
         if entity is None:
             raise self.not_found(name)
         for store in entity.stores():
-            store.removed = True
+            store.delete()
         self.on_change(entity.name)
 
     def delete_subscription(self, topic: Topic, name: str) -> None:
         subscription = topic.subscriptions.pop(name.lower(), None)
         if subscription is None:
             raise self.not_found(f"{topic.name}/Subscriptions/{name}")
-        subscription.store.removed = subscription.dead_letters.removed = True
+        subscription.store.delete()
+        subscription.dead_letters.delete()
         self.on_change(topic.name)
 
     def set_status(self, name: str, status: str) -> None:
@@ -167,12 +179,32 @@ class Namespace:
             return topic, entry.dead_letters if dead else entry.store
         raise self.not_found(path)
 
-    def entity_name(self, path: str) -> str:
-        """The entity that a path belongs to, for its faults: a subscription's topic, a sub-queue's queue."""
+    def owner(self, path: str) -> Entity | None:
+        """The entity that a path belongs to, for its faults: a subscription's topic, a sub-queue's or node's queue."""
+        if path.lower().endswith(MANAGEMENT):
+            path = path[: -len(MANAGEMENT)]
+        found = self.entities.get(path.lower())
+        if found is not None:
+            return found
         try:
-            return self.source(path)[0].name
+            return self.source(path)[0]
         except RefusedError:
-            return path
+            return None
+
+    def entity_name(self, path: str) -> str:
+        """The name of the entity that a path belongs to; the path itself where there is none."""
+        owner = self.owner(path)
+        return path if owner is None else owner.name
+
+    def known(self, path: str) -> str:
+        """The same for a person, who has to be told if what they name is nothing here."""
+        owner = self.owner(path)
+        if owner is not None:
+            return owner.name
+        names = sorted(entity.name for entity in self.entities.values())
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        there = f"there are {', '.join(names[:_NAMED])}{more}" if names else "there are none yet"
+        raise RefusedError("amqp:not-found", f"There is no entity {path!r} in {self.name}; {there}.", 404)
 
     def tick(self) -> None:
         now = self.clock.now()
@@ -213,6 +245,16 @@ class Namespace:
         self._check(entity, messages, batch=batch)
         self.store(entity, messages, now)
         return messages
+
+    def note_rejected(self, entity: Queue | Topic, members: list[bytes], error: RefusedError) -> None:
+        """Count a transfer or request that was refused, and tell of each message in it why."""
+        for counters in (self.counters, entity.counters):
+            counters.events[Happened.REJECTED] += 1
+        if self.journal.enabled and not entity.settings.discard:
+            now = self.clock.now()
+            for member in members:
+                found = sections.message_id(member)
+                self.journal.write(found, now, entity.name, Happened.REJECTED, error.condition)
 
     def _discard(self, entity: Queue | Topic, members: list[bytes], *, batch: bool) -> None:
         """Count and keep nothing. A batch is not looked into, for speed; a ping, which is sent alone, is known as one.

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 from cproton import ffi, lib
 from proton import Disposition, Link
 
-from spark_sb_sink.broker.base_link import BaseLink, reject
+from spark_sb_sink.broker.base_link import BaseLink, modified_properties, reject
 from spark_sb_sink.broker.entities import Queue, Topic
-from spark_sb_sink.broker.journal import Happened
 from spark_sb_sink.broker.queue import MessageQueue, RefusedError, Session, Stored
 
 if TYPE_CHECKING:
@@ -122,8 +121,6 @@ class OutgoingLink(BaseLink):
         try:
             self._settle(token, state, remote)
         except RefusedError as error:
-            self.namespace.counters.events[Happened.LOCK_LOST] += 1
-            self.entity.counters.events[Happened.LOCK_LOST] += 1
             if delivery.settled:
                 delivery.settle()
             else:
@@ -144,21 +141,19 @@ class OutgoingLink(BaseLink):
         elif state == Disposition.RELEASED:
             store.release(token)
         elif state == Disposition.MODIFIED:
-            if remote.undeliverable:
-                store.defer(token)
-            else:
-                store.abandon(token)
+            settle = store.defer if remote.undeliverable else store.abandon
+            settle(token, modified_properties(remote.annotations))
         elif state == Disposition.REJECTED:
-            reason, description = _dead_letter_reason(remote)
-            store.dead_letter(token, reason, description)
+            store.dead_letter(token, *_dead_lettering(remote.condition))
 
 
-def _dead_letter_reason(remote: Any) -> tuple[str | None, str | None]:
-    condition = remote.condition
+def _dead_lettering(condition: Any) -> tuple[str | None, str | None, dict[str, bytes]]:
+    """Reason, description, and the properties to modify, which come beside them in the `info` of the error."""
     if condition is None:
-        return None, None
+        return None, None, {}
     given = condition.info
     info = {str(key): value for key, value in given.items()} if isinstance(given, dict) else {}
-    reason = info.get("DeadLetterReason")
-    description = info.get("DeadLetterErrorDescription", condition.description)
-    return (None if reason is None else str(reason)), (None if description is None else str(description))
+    reason = info.pop("DeadLetterReason", None)
+    description = info.pop("DeadLetterErrorDescription", condition.description)
+    found = [None if text is None else str(text) for text in (reason, description)]
+    return found[0], found[1], modified_properties(info)

@@ -6,8 +6,9 @@ Knows nothing of AMQP links or sockets; time comes from the clock, and `wake` is
 import bisect
 import heapq
 import uuid
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from spark_sb_sink.broker import delivered, sections
 from spark_sb_sink.broker.clock import Clock
@@ -15,6 +16,10 @@ from spark_sb_sink.broker.journal import Counters, Happened, Journal, billed
 from spark_sb_sink.broker.settings import FOREVER, Settings
 
 ACTIVE, DEFERRED, SCHEDULED = 0, 1, 2
+_REMEMBERED = 5000
+Properties = Mapping[str, bytes]
+"""Application properties by name, each as it is encoded."""
+_UNCHANGED: Properties = MappingProxyType({})
 
 
 class RefusedError(Exception):
@@ -97,6 +102,9 @@ class MessageQueue:
         self._expiries: list[tuple[float, int]] = []
         self._later: list[tuple[float, int]] = []
         self._next = 0
+        self._over: dict[bytes, str | None] = {}
+        self._over_before: dict[bytes, str | None] = {}
+        """Whose locks are over, of the latest ones: for the journal, when somebody comes with one of them."""
 
     # What comes in
 
@@ -243,6 +251,7 @@ class MessageQueue:
     def _locked(self, token: bytes) -> Stored:
         stored = self.locked.get(token)
         if stored is None:
+            self._note_lost(token)
             raise RefusedError(
                 "com.microsoft:message-lock-lost",
                 "The lock supplied is invalid. Either the lock expired, or the message has already been removed.",
@@ -255,20 +264,33 @@ class MessageQueue:
         self._remove(stored)
         self.note(stored, self.clock.now(), Happened.COMPLETED)
 
-    def abandon(self, token: bytes) -> None:
-        self._unlock(self._locked(token), self.clock.now(), Happened.ABANDONED, count=True)
+    def abandon(self, token: bytes, changed: Properties = _UNCHANGED) -> None:
+        stored = self._locked(token)
+        self._modify(stored, changed)
+        self._unlock(stored, self.clock.now(), Happened.ABANDONED, count=True)
 
     def release(self, token: bytes) -> None:
         self._unlock(self._locked(token), self.clock.now(), Happened.RELEASED, count=False)
 
-    def defer(self, token: bytes) -> None:
+    def defer(self, token: bytes, changed: Properties = _UNCHANGED) -> None:
         stored = self._locked(token)
+        self._modify(stored, changed)
         self._forget_lock(stored)
         stored.state = DEFERRED
         self.note(stored, self.clock.now(), Happened.DEFERRED)
 
-    def dead_letter(self, token: bytes, reason: str | None, description: str | None) -> None:
-        self._to_dead_letters(self._locked(token), self.clock.now(), reason, description)
+    def dead_letter(
+        self, token: bytes, reason: str | None, description: str | None, changed: Properties = _UNCHANGED
+    ) -> None:
+        stored = self._locked(token)
+        self._modify(stored, changed)
+        self._to_dead_letters(stored, self.clock.now(), reason, description)
+
+    def _modify(self, stored: Stored, changed: Properties) -> None:
+        """Change application properties, as the properties to modify of a settlement ask."""
+        before = stored.message.size
+        stored.message = delivered.modified(stored.message, changed)
+        self.size += stored.message.size - before
 
     def renew(self, token: bytes) -> float:
         stored = self._locked(token)
@@ -300,9 +322,19 @@ class MessageQueue:
     def _forget_lock(self, stored: Stored) -> None:
         if stored.token is not None:
             self.locked.pop(stored.token, None)
+            self._over[stored.token] = stored.message.message_id
+            if len(self._over) >= _REMEMBERED:
+                self._over, self._over_before = {}, self._over
             if self.settings.requires_session and stored.message.session_id in self.sessions:
                 self.sessions[stored.message.session_id].held.pop(stored.token, None)
             stored.token = None
+
+    def _note_lost(self, token: bytes) -> None:
+        """Tell of a lock that somebody came with and that was over; whose those of long ago were is forgotten."""
+        message_id = self._over.get(token, self._over_before.get(token))
+        self.journal.write(message_id, self.clock.now(), self.path, Happened.LOCK_LOST)
+        for counter in self.counters:
+            counter.events[Happened.LOCK_LOST] += 1
 
     def _unlock(self, stored: Stored, now: float, what: Happened, *, count: bool) -> None:
         self._forget_lock(stored)
@@ -340,24 +372,8 @@ class MessageQueue:
             for name, value in (("DeadLetterReason", reason), ("DeadLetterErrorDescription", description))
             if value
         }
-        message = stored.message
-        if added:
-            bare = delivered.with_application_properties(message.bare, added)
-            message = sections.Incoming(
-                bare,
-                message.header,
-                message.annotations,
-                message.annotation_items,
-                message.message_id,
-                message.session_id,
-                message.partition_key,
-                message.content_type,
-                message.ttl,
-                None,
-                message.size + len(bare) - len(message.bare),
-            )
         self.dead_letters.put(
-            message,
+            delivered.modified(stored.message, added),
             now,
             dead_letter_source=self.path,
             enqueue_sequence=stored.sequence,
@@ -371,6 +387,8 @@ class MessageQueue:
         now = self.clock.now()
         found: list[Stored] = []
         for sequence in self._in_order(start):
+            if len(found) >= count:
+                break
             stored = self.messages.get(sequence)
             if stored is None or stored.late or (session_id is not None and stored.message.session_id != session_id):
                 continue
@@ -378,8 +396,6 @@ class MessageQueue:
                 self._expire(stored, now)
                 continue
             found.append(stored)
-            if len(found) == count:
-                break
         return found
 
     def _in_order(self, start: int) -> list[int]:
@@ -487,6 +503,13 @@ class MessageQueue:
             if stored.token is not None:
                 self._unlock(stored, now, Happened.LOCK_EXPIRED, count=True)
         return len(held)
+
+    def delete(self) -> None:
+        """The entity is deleted, and all that is here with it."""
+        self.removed = True
+        now = self.clock.now()
+        for stored in self.messages.values():
+            self.note(stored, now, Happened.DELETED)
 
     def counts(self) -> dict[str, int]:
         found = {"active": 0, "deferred": 0, "scheduled": 0, "locked": len(self.locked)}

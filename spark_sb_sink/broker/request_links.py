@@ -8,12 +8,12 @@ from proton import Disposition, Message
 
 from spark_sb_sink.broker import requests
 from spark_sb_sink.broker.base_link import CREDIT, BaseLink, reject
+from spark_sb_sink.broker.namespace import MANAGEMENT
 from spark_sb_sink.broker.queue import RefusedError
 
 if TYPE_CHECKING:
     from spark_sb_sink.broker.connection import AmqpConnection
 
-MANAGEMENT = "/$management"
 CBS = "$cbs"
 WAITING_ANSWERS = 1000
 """Answers that a client has asked for and given no credit to fetch; more end the link."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from proton import UNDESCRIBED, Array, Data, Message, int32, symbol, timestamp
 
-from spark_sb_sink.broker.base_link import authorize
+from spark_sb_sink.broker.base_link import authorize, modified_properties
 from spark_sb_sink.broker.entities import Queue, Topic
 from spark_sb_sink.broker.faults import CbsAnswer
 from spark_sb_sink.broker.journal import billed
-from spark_sb_sink.broker.namespace import Namespace
+from spark_sb_sink.broker.namespace import MANAGEMENT, Namespace
 from spark_sb_sink.broker.queue import MessageQueue, RefusedError, Session, Stored
 from spark_sb_sink.broker.security import LISTEN, SEND, TokenRefusedError, place_of
 
@@ -53,7 +53,7 @@ def answer(connection: "AmqpConnection", node: str, request: Any) -> Any:
     """The answer to a request, or None where a fault keeps it back."""
     if node == "$cbs":
         return _put_token(connection, request)
-    return _manage(connection, node[: -len("/$management")], request)
+    return _manage(connection, node, request)
 
 
 def _reply(request: Any, properties: dict[str, Any], body: Any = None) -> Any:
@@ -109,8 +109,9 @@ def _cbs_reply(request: Any, status: int, text: str) -> Any:
 # $management
 
 
-def _manage(connection: "AmqpConnection", path: str, request: Any) -> Any:
+def _manage(connection: "AmqpConnection", address: str, request: Any) -> Any:
     namespace = connection.namespace
+    path = address[: -len(MANAGEMENT)]
     properties = request.properties if isinstance(request.properties, dict) else {}
     operation = str(properties.get("operation", ""))
     body = request.body if isinstance(request.body, dict) else {}
@@ -119,7 +120,7 @@ def _manage(connection: "AmqpConnection", path: str, request: Any) -> Any:
         claim, run = _OPERATIONS.get(operation, (None, None))
         if claim is None or run is None:
             raise RefusedError("amqp:not-implemented", f"The operation {operation!r} is not offered.", 501)
-        authorize(connection, claim, path)
+        authorize(connection, claim, address)  # a token for the node itself will do, and so will one for its entity
         if not node.serves(claim):
             raise namespace.disabled(path)
         for counters in (namespace.counters, node.entity.counters):
@@ -206,6 +207,8 @@ def _renew_lock(namespace: Namespace, node: Node, body: dict[str, Any]) -> Resul
 def _peek(namespace: Namespace, node: Node, body: dict[str, Any]) -> Result:
     store = _store(node)
     count = min(int(body["message-count"]), PEEK_LIMIT)
+    if count < 1:
+        raise RefusedError("com.microsoft:argument-out-of-range", f"message-count is {count}; it takes at least 1.")
     session_id = body.get("session-id")
     found = store.peek(int(body["from-sequence-number"]), count, None if session_id is None else str(session_id))
     # The request has been counted as one operation; an answer of more than 64 KB is more than one.
@@ -225,6 +228,7 @@ def _receive_by_sequence(namespace: Namespace, node: Node, body: dict[str, Any])
 def _update_disposition(namespace: Namespace, node: Node, body: dict[str, Any]) -> Result:
     store = _store(node)
     status = str(body["disposition-status"])
+    changed = modified_properties(body.get("properties-to-modify"))
     tokens = list(dict.fromkeys(_tokens(body)))
     for token in tokens:  # all or none: a lost lock is found before anything is settled
         if token not in store.locked:
@@ -234,12 +238,12 @@ def _update_disposition(namespace: Namespace, node: Node, body: dict[str, Any]) 
             case "completed":
                 store.complete(token)
             case "abandoned":
-                store.abandon(token)
+                store.abandon(token, changed)
             case "defered":
-                store.defer(token)
+                store.defer(token, changed)
             case "suspended":
                 reason, text = body.get("deadletter-reason"), body.get("deadletter-description")
-                store.dead_letter(token, str(reason) if reason else None, str(text) if text else None)
+                store.dead_letter(token, str(reason) if reason else None, str(text) if text else None, changed)
             case _:
                 raise RefusedError("com.microsoft:argument-error", f"Unknown disposition {status!r}.")
     return 200, None
@@ -247,7 +251,11 @@ def _update_disposition(namespace: Namespace, node: Node, body: dict[str, Any]) 
 
 def _schedule(namespace: Namespace, node: Node, body: dict[str, Any]) -> Result:
     payloads = [bytes(entry["message"]) for entry in _elements(body["messages"])]
-    stored = namespace.schedule(node.entity, payloads)
+    try:
+        stored = namespace.schedule(node.entity, payloads)
+    except RefusedError as error:
+        namespace.note_rejected(node.entity, payloads, error)
+        raise
     sequences = [one.sequence if one is not None else 0 for one in stored]
     return 200, {"sequence-numbers": Array(UNDESCRIBED, Data.LONG, *sequences)}
 

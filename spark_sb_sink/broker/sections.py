@@ -3,6 +3,7 @@
 Written apart from the library's own codec on purpose: a fault in one must not hide in the other.
 """
 
+import contextlib
 import struct
 import uuid
 from collections.abc import Iterator
@@ -244,6 +245,16 @@ def _read_annotations(message: Incoming, data: bytes, pos: int, end: int) -> Non
         pos = after
     message.annotations = bytes(kept)
     _whole(data, pos, count % 2, end)
+
+
+def message_id(data: bytes) -> str | None:
+    """The id of a message, also of one that is damaged or cut short behind its properties; None if it shows none."""
+    message = Incoming(b"")
+    with contextlib.suppress(MalformedError, IndexError, struct.error):
+        for code, _, pos, end in split(data):
+            if code == PROPERTIES:
+                _read_properties(message, data, pos, end)
+    return message.message_id
 
 
 def batch_members(data: bytes) -> list[bytes]:

@@ -97,15 +97,16 @@ class Hosted:
         return hung
 
     def undo(self, fault_id: int | None = None) -> None:
+        shapes = {connection: connection.shape() for connection in self.listener.connections}
         if fault_id is None:
             self.namespace.faults.clear()
         else:
             self.namespace.faults.undo(fault_id)
-        for connection in list(self.listener.connections):
-            connection.unshape()
-        holes = [hung for hung in self.namespace.faults if isinstance(hung.fault, BlackHole)]
-        self.listener.end_silent({hung.entity for hung in holes})
-        if not holes:
+        for connection, before in shapes.items():
+            if connection.shape() != before:
+                connection.release()
+        self.listener.end_silent()
+        if not self.namespace.faults.black_hole(None, "accept"):
             for transport in self.deaf:
                 transport.abort()
             self.deaf.clear()

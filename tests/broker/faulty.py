@@ -12,12 +12,13 @@ from azure.servicebus.aio import ServiceBusClient
 
 from spark_sb_sink.broker import NamespaceHandle
 from spark_sb_sink.wire.deadline import Deadline
+from tests.broker.sdk import HastyAioClient
 
 PATIENCE = 1.0
 """Seconds after which a call that is expected to hang counts as one that does."""
 
 
-class QuickClient(ServiceBusClient):
+class QuickClient(HastyAioClient):
     """Closes its links side by side: each takes the SDK up to a second, in which its keep-alive task wakes up."""
 
     async def close(self) -> None:

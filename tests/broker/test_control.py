@@ -76,10 +76,12 @@ def refused(answer: tuple[int, Any], status: int, *parts: str) -> None:
     ],
     ids=lambda fault: fault.kind,
 )
-def test_every_fault_can_be_hung_listed_and_undone_as_json(namespace: NamespaceHandle, name: str, fault: Fault) -> None:
-    status, hung = post(namespace, "faults", {**to_json(fault), "entity": name})
+def test_every_fault_can_be_hung_listed_and_undone_as_json(
+    namespace: NamespaceHandle, queue: str, fault: Fault
+) -> None:
+    status, hung = post(namespace, "faults", {**to_json(fault), "entity": queue})
     assert status == 200
-    assert (hung["entity"], hung["left"]) == (name, getattr(fault, "count", None))
+    assert (hung["entity"], hung["left"]) == (queue, getattr(fault, "count", None))
     assert ask(namespace, "GET", "faults") == (200, [hung])
     number = hung["id"]
     assert from_json({key: value for key, value in hung.items() if key not in ("id", "entity", "left")}) == fault
@@ -106,6 +108,21 @@ def test_entities_are_made_changed_and_shown(namespace: NamespaceHandle, name: s
     for entity in (name, f"{name}-t"):
         assert post(namespace, "delete", {"name": entity}) == (200, {})
         assert entity not in namespace.overview()["entities"]
+
+
+def test_a_fault_hangs_on_the_entity_that_a_path_belongs_to_and_on_nothing_that_is_not_there(
+    namespace: NamespaceHandle, name: str, queue: str
+) -> None:
+    namespace.create_topic(f"{name}-t")
+    namespace.create_subscription(f"{name}-t", "all")
+    below = [f"{name}-t/Subscriptions/all", f"{name}-t/subscriptions/ALL/$deadletterqueue", f"{name}-T/$management"]
+    for path, entity in [*((path, f"{name}-t") for path in below), (f"{queue}/$DeadLetterQueue", queue)]:
+        with namespace.fault(Busy(), path):
+            assert [fault["entity"] for fault in namespace.faults()] == [entity]
+    for path in (f"{queue}s", f"{name}-t/Subscriptions/none", f"{name}-t/$deadletterqueue", f"{queue}/none"):
+        for body in ({"kind": "busy", "entity": path}, {"entity": path}):
+            refused(post(namespace, "faults" if "kind" in body else "cut", body), 404, repr(path), "there are ")
+    assert namespace.faults() == []
 
 
 def test_the_handle_raises_the_brokers_own_sentence(namespace: NamespaceHandle, name: str) -> None:
@@ -230,6 +247,9 @@ def test_a_fault_that_cannot_be_is_refused_with_what_it_takes(
         ("subscriptions", {"topic": "TOPIC", "name": "s", "correlation": {"properties": {"a": []}}}, "'a' is []"),
         ("settings", {"name": "QUEUE", "lock_duration": 0}, "lock duration is 0"),
         ("settings", {"name": "QUEUE", "colour": "red"}, "'colour'"),
+        ("settings", {"name": "QUEUE", "max_message_kb": 257}, "1 to 256 in a standard namespace"),
+        ("queues", {"name": "x", "max_message_kb": 1024}, "more needs a premium one"),
+        ("topics", {"name": "x", "max_message_kb": 0}, "max message size is 0 KB"),
         ("settings", {"name": "QUEUE", "status": 1}, "status is 1"),
         ("settings", {"name": "QUEUE", "requires_session": True}, "requires_session cannot be changed"),
         ("delete", {"name": "QUEUE", "force": True}, "'force'"),

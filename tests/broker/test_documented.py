@@ -10,6 +10,7 @@ import pytest
 from spark_sb_sink.broker import BrokerProcess
 from spark_sb_sink.broker.control import _ROUTES
 from spark_sb_sink.broker.faults import KINDS
+from spark_sb_sink.broker.settings import Settings
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "broker.md").read_text(encoding="utf-8")
 
@@ -36,6 +37,11 @@ def test_its_faults_are_those_that_there_are_with_the_fields_that_they_have() ->
     assert set(told) == set(there)
     for name, fields in told.items():
         assert fields <= there[name], name
+
+
+def test_its_settings_are_those_that_there_are() -> None:
+    told = [name for row in table("Entities") for name in re.findall(r"`(\w+)`", row[0])]
+    assert sorted(told) == sorted(Settings.__dataclass_fields__)
 
 
 def test_its_control_calls_are_all_that_there_are() -> None:

@@ -3,13 +3,12 @@
 import asyncio
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from azure.servicebus import ServiceBusClient as ServiceBusClientSync
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.exceptions import (
@@ -29,10 +28,11 @@ from spark_sb_sink.broker import (
     LoseAck,
     ManagementAnswer,
     NamespaceHandle,
+    Reject,
     Shape,
 )
 from tests.broker.faulty import PATIENCE, Came, Links, message, outcome, quick, two_open, words
-from tests.broker.sdk import QUICK
+from tests.broker.sdk import QUICK, HastyClient
 from tests.conftest import await_that
 
 CUT = "ServiceBusConnectionError amqp:socket-error"
@@ -233,6 +233,7 @@ async def test_the_end_of_a_shape_sets_free_what_it_has_held_back_and_it_touches
 ) -> None:
     async with quick(namespace) as client:
         one, other = await two_open(client, namespace, name)
+        namespace.hang(Shape(latency=0.001, bandwidth=1e9))  # which goes on, and hides nothing
         with namespace.fault(shape, one.queue):
             held = asyncio.create_task(one.send())
             assert await other.send() == "sent"
@@ -341,7 +342,8 @@ async def test_locks_expire_when_told_and_the_message_comes_again(
             if found.message_id == held[0].message_id
         ]
         assert (held[0].delivery_count, again.delivery_count) == (0, 1)
-        assert story(namespace, str(again.message_id)) == ["accepted", "delivered", "lock-expired", "delivered"]
+        told = [what for what in story(namespace, str(again.message_id)) if what != "lock-lost"]
+        assert told == ["accepted", "delivered", "lock-expired", "delivered"]
 
 
 async def test_a_namespace_that_was_stopped_refuses_connections_and_starts_again_with_its_messages(
@@ -378,24 +380,26 @@ async def test_the_other_namespace_goes_on_while_one_is_stopped(
 
 def test_the_sync_sdk_meets_the_same(clocked: NamespaceHandle, name: str) -> None:
     clocked.create_queue(name)
-    with ServiceBusClientSync.from_connection_string(clocked.connection_string, **QUICK) as client:
+    with (
+        HastyClient.from_connection_string(clocked.connection_string, **QUICK) as client,
+        client.get_queue_sender(name) as sender,
+        client.get_queue_receiver(name) as receiver,
+    ):
 
         def sent(message_id: str) -> str:
             try:
-                with client.get_queue_sender(name) as sender:
-                    sender.send_messages(message(message_id))
+                sender.send_messages(message(message_id))
             except ServiceBusError as error:
                 return words(error)
             return "sent"
 
         def ids(count: int) -> list[str]:
-            with client.get_queue_receiver(name) as receiver:
-                found: list[Any] = []
-                while len(found) < count:
-                    found += receiver.receive_messages(count - len(found), max_wait_time=20)
-                for each in found:
-                    receiver.complete_message(each)
-                return [str(each.message_id) for each in found]
+            found: list[Any] = []
+            while len(found) < count:
+                found += receiver.receive_messages(count - len(found), max_wait_time=20)
+            for each in found:
+                receiver.complete_message(each)
+            return [str(each.message_id) for each in found]
 
         with clocked.fault(Busy(above_rate=0.01), name):
             assert [sent("1"), sent("2")] == ["sent", "ServiceBusServerBusyError com.microsoft:server-busy"]
@@ -417,39 +421,79 @@ def test_the_sync_sdk_meets_the_same(clocked: NamespaceHandle, name: str) -> Non
         assert ids(1) == ["slow"]
 
         clocked.disable(name)
-        assert sent("x") == DISABLED
+        assert [sent("x"), sent("x")] == [DETACHED, DISABLED], "on the open link, and on one of its own"
         clocked.enable(name)
+        assert sent("x") == "sent"
         clocked.delete(name)
-        assert sent("x") == GONE
+        assert [sent("x"), sent("x")] == [DETACHED, GONE]
         clocked.create_queue(name)
 
-        with client.get_queue_sender(name) as sender, client.get_queue_receiver(name) as receiver:
-            sender.send_messages([message("kept"), message("locked")])
-            [first] = receiver.receive_messages(1, max_wait_time=20)
+        assert [sent("kept"), sent("locked")] == ["sent", "sent"]
+        with client.get_queue_receiver(name) as other:
+            [first] = other.receive_messages(1, max_wait_time=20)
             assert clocked.expire_locks(name) == 1
             with pytest.raises(MessageLockLostError):
-                receiver.complete_message(first)
-            clocked.stop()
-            with pytest.raises(ServiceBusConnectionError):
-                sender.send_messages(message("x"))
-        assert sent("x") == CUT
+                other.complete_message(first)
+        clocked.stop()
+        assert [sent("x"), sent("x")] == [CUT, CUT]
         clocked.start()
+    with client.get_queue_receiver(name) as receiver:
         assert sorted(ids(2)) == ["kept", "locked"]
+
+
+def test_the_sync_sdk_meets_on_open_links_what_the_other_does(namespace: NamespaceHandle, queue: str) -> None:
+    with (
+        HastyClient.from_connection_string(namespace.connection_string, **QUICK) as client,
+        client.get_queue_sender(queue) as sender,
+        client.get_queue_receiver(queue) as receiver,
+    ):
+
+        def came(call: Callable[[], object]) -> str:
+            try:
+                call()
+            except ServiceBusError as error:
+                return words(error)
+            return "done"
+
+        def send(size: int = 4) -> None:
+            sender.send_messages(message(size=size))
+
+        namespace.hang(Busy(count=3), queue)
+        busy = "ServiceBusServerBusyError com.microsoft:server-busy"
+        assert [came(send) for _ in range(5)] == [busy] * 3 + ["done"] * 2
+
+        [found] = receiver.receive_messages(1, max_wait_time=20)
+        namespace.hang(ManagementAnswer(503, "com.microsoft:server-busy", operation="peek-message", count=1), queue)
+        assert came(lambda: receiver.renew_message_lock(found)) == "done"
+        assert [came(receiver.peek_messages) for _ in range(2)] == [busy, "done"]
+
+        with namespace.fault(Shape(bandwidth=100_000), queue):
+            started = time.monotonic()
+            send(size=40_000)
+            assert time.monotonic() - started >= 0.4
+
+        assert namespace.cut(queue) == 2
+        assert came(send) == CUT
+        assert came(lambda: receiver.receive_messages(1, max_wait_time=20)) == CUT
+        assert came(send) == "done"
 
 
 def test_the_sync_sdk_hangs_in_a_black_hole_until_it_is_undone(namespace: NamespaceHandle, queue: str) -> None:
     def send() -> str:
-        with ServiceBusClientSync.from_connection_string(namespace.connection_string, retry_total=0) as client:
+        with HastyClient.from_connection_string(namespace.connection_string, retry_total=0) as client:
             try:
                 client.get_queue_sender(queue).send_messages(message())
             except ServiceBusError as error:
                 return words(error)
         return "sent"
 
-    for hole in (BlackHole(), BlackHole("attach")):
+    for fault in (BlackHole(), BlackHole("attach"), Reject(info=False)):
         with ThreadPoolExecutor(1) as pool:
-            with namespace.fault(hole, queue):
+            with namespace.fault(fault, queue):
                 hanging = pool.submit(send)
                 assert wait([hanging], PATIENCE).not_done
+            if isinstance(fault, Reject):  # the SDK has lost the answer, and would wait for ever
+                assert namespace.counters(queue)["events"]["rejected"] == 1
+                namespace.cut(queue)
             assert hanging.result(60) != "sent"
     assert namespace.counts(queue)["active"] == 0

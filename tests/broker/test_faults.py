@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.exceptions import OperationTimeoutError
-from proton import ProtonException, Timeout
-from proton.utils import BlockingConnection
+from proton import ConnectionException, ProtonException, Timeout
+from proton.utils import BlockingConnection, LinkDetached
 
 from spark_sb_sink.broker import (
     BlackHole,
@@ -27,7 +27,7 @@ from spark_sb_sink.broker import (
 )
 from spark_sb_sink.broker.faults import Fault
 from tests.broker.faulty import PATIENCE, Came, Links, message, outcome, quick, two_open, words
-from tests.broker.test_security import own_sas, put_token
+from tests.broker.test_security import own_sas, put_token, raw  # noqa: F401 - `raw` is a fixture
 
 CUT = "ServiceBusConnectionError amqp:socket-error"
 INTERNAL = "ServiceBusError amqp:internal-error"
@@ -48,6 +48,13 @@ CASES: dict[str, tuple[Fault, Came]] = {
     "lose-ack": (LoseAck(), Came(CUT, CUT)),
     "cut-mid-batch": (CutMidBatch(), Came(CUT, CUT)),
     "full-quota": (FullQuota(), Came(FULL, FULL)),
+}
+STATUSES: dict[str, tuple[Fault, Came]] = {
+    f"cbs-{status}": (
+        CbsAnswer(status),
+        Came(new_send=f"ServiceBusAuthenticationError {status}", new_receive=f"ServiceBusAuthenticationError {status}"),
+    )
+    for status in (404, 500, 503)
 }
 HANGS = {"black-hole", "black-hole-once-attached", "reject-without-info"}
 
@@ -84,25 +91,42 @@ async def test_a_fault_strikes_open_and_new_links_of_its_entity_or_of_all_until_
 
 
 def test_the_sync_sdk_raises_the_same_errors(namespace: NamespaceHandle, name: str) -> None:
-    statuses = {
-        f"cbs-{s}": (CbsAnswer(s), Came(new_send=f"ServiceBusAuthenticationError {s}")) for s in (404, 500, 503)
-    }
-    cases = {case: both for case, both in {**CASES, **statuses}.items() if case not in HANGS}
+    cases = {case: both for case, both in {**CASES, **STATUSES}.items() if case not in HANGS}
+    receiving = [case for case, (_, came) in cases.items() if came.new_receive != "received"]
 
-    def send(case: str) -> str:
+    def call(case: str, receives: bool) -> str:
         entity = f"{name}-{case}"
-        namespace.create_queue(entity)
-        namespace.hang(cases[case][0], entity)
         with ServiceBusClient.from_connection_string(namespace.connection_string, retry_total=0) as client:
             try:
-                client.get_queue_sender(entity).send_messages(message())
+                if receives:
+                    client.get_queue_receiver(entity).receive_messages(1, max_wait_time=20)
+                else:
+                    client.get_queue_sender(entity).send_messages(message())
             except Exception as error:  # noqa: BLE001
                 return words(error)
-        return "sent"
+        return "nothing"
 
-    with ThreadPoolExecutor(len(cases)) as pool:
-        found = dict(zip(cases, pool.map(send, cases), strict=True))
-    assert found == {case: came.new_send for case, (_, came) in cases.items()}
+    for case, (fault, _) in cases.items():
+        namespace.create_queue(f"{name}-{case}")
+        namespace.hang(fault, f"{name}-{case}")
+    with ThreadPoolExecutor(len(cases) + len(receiving)) as pool:
+        sends = {case: pool.submit(call, case, False) for case in cases}
+        receives = {case: pool.submit(call, case, True) for case in receiving}
+    assert {case: each.result() for case, each in sends.items()} == {c: came.new_send for c, (_, came) in cases.items()}
+    assert {case: each.result() for case, each in receives.items()} == {c: cases[c][1].new_receive for c in receiving}
+
+
+async def test_every_answer_of_cbs_is_told_by_its_status(namespace: NamespaceHandle, name: str) -> None:
+    async with quick(namespace) as client:
+
+        async def both(case: str) -> Came:
+            namespace.create_queue(f"{name}-{case}")
+            namespace.hang(STATUSES[case][0], f"{name}-{case}")
+            links = Links(client, f"{name}-{case}")
+            sends, receives = await asyncio.gather(outcome(links.send_anew()), outcome(links.receive_anew()))
+            return Came(new_send=sends, new_receive=receives)
+
+        assert await asyncio.gather(*map(both, STATUSES)) == [came for _, came in STATUSES.values()]
 
 
 async def test_a_message_can_be_rejected_with_any_condition(namespace: NamespaceHandle, name: str) -> None:
@@ -218,27 +242,53 @@ async def test_a_black_hole_after_attach_answers_until_then(namespace: Namespace
     assert namespace.counts(queue)["active"] == 0
 
 
-@pytest.mark.parametrize("fault", [Refuse(), BlackHole()], ids=["refuse", "black hole"])
+@pytest.mark.parametrize("where", ["", "/$management"], ids=["token for the queue", "token for its node"])
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (Refuse(), ConnectionException),
+        (BlackHole(), Timeout),
+        (BlackHole("attach"), Timeout),
+        (Reject(at="attach"), LinkDetached),
+    ],
+    ids=["refuse", "black hole", "black hole once attached", "reject at attach"],
+)
 def test_a_connection_that_only_manages_an_entity_meets_its_faults_too(
-    namespace: NamespaceHandle, queue: str, fault: Fault
+    namespace: NamespaceHandle, queue: str, fault: Fault, kind: type[ProtonException], where: str
 ) -> None:
     """The Python SDK always has a sender or receiver beside it; the JavaScript one peeks and schedules without."""
 
     def connect() -> BlockingConnection:
         connection = BlockingConnection(f"amqp://{namespace.endpoint}", timeout=30, allowed_mechs="ANONYMOUS")
-        assert put_token(connection, f"sb://{namespace.endpoint}/{queue}", own_sas(namespace, queue))[0] == 202
+        audience = f"sb://{namespace.endpoint}/{queue}{where}"
+        assert put_token(connection, audience, own_sas(namespace, queue, uri=audience))[0] == 202
         return connection
 
     struck = connect()
-    struck.timeout = PATIENCE if fault == BlackHole() else 30
-    with namespace.fault(fault, queue), pytest.raises(ProtonException) as caught:
-        struck.create_sender(f"{queue}/$management")
-    assert isinstance(caught.value, Timeout) == (fault == BlackHole())
+    struck.timeout = 0.5 if kind is Timeout else 30
+
+    def attach() -> None:
+        for each in ("one", "and one that comes after it"):
+            struck.create_sender(f"{queue}/$management", name=each)
+
+    with namespace.fault(fault, queue), pytest.raises(kind):
+        attach()
     with contextlib.suppress(ProtonException):
         struck.close()
     after = connect()
     after.create_sender(f"{queue}/$management")
     after.close()
+
+
+def test_a_token_for_the_node_of_an_entity_is_refused_where_the_entitys_is(
+    namespace: NamespaceHandle,
+    queue: str,
+    raw: BlockingConnection,  # noqa: F811
+) -> None:
+    audience = f"sb://{namespace.endpoint}/{queue}/$Management"
+    with namespace.fault(CbsAnswer(401), queue):
+        assert put_token(raw, audience, own_sas(namespace, queue))[0] == 401
+    assert put_token(raw, audience, own_sas(namespace, queue))[0] == 202
 
 
 async def test_two_black_holes_are_undone_one_by_one(namespace: NamespaceHandle, name: str) -> None:

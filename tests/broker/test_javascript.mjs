@@ -61,6 +61,33 @@ const steps = {
     return { peeked: peeked.map(shown), again: shown(again), left: left.length };
   },
 
+  async modified() {
+    const receiver = client.createReceiver(given.queue);
+    const one = async () => (await receiver.receiveMessages(1, { maxWaitTimeInMs: 15000 }))[0];
+    await receiver.abandonMessage(await one(), { step: "abandoned", by: "link", whole: 5, yes: true });
+    const again = await one();
+    await receiver.deferMessage(again, { step: "deferred" });
+    const deferred = async () => (await receiver.receiveDeferredMessages([again.sequenceNumber]))[0];
+    const second = await deferred();
+    await receiver.abandonMessage(second, { by: "request", fraction: 1.5 });
+    const third = await deferred();
+    await receiver.deadLetterMessage(third, { deadLetterReason: "why", deadLetterErrorDescription: "what", last: "yes" });
+    await receiver.deadLetterMessage(await one(), { deadLetterReason: "why", last: "by link" });
+    return [again, second, third].map((message) => shown(message).properties);
+  },
+
+  async peek() {
+    const receiver = client.createReceiver(given.queue);
+    return (await receiver.peekMessages(10)).map(shown);
+  },
+
+  async schedule() {
+    const sender = client.createSender(given.queue);
+    const [number] = await sender.scheduleMessages({ body: "later", messageId: "js-1" }, new Date(Date.now() + 3600000));
+    if (given.cancel) await sender.cancelScheduledMessages(number);
+    return number.toString();
+  },
+
   async refused() {
     try {
       await client.createSender(given.queue).sendMessages({ body: "x" });

@@ -151,6 +151,41 @@ def test_javascript_defers_peeks_and_receives_deferred(
     assert namespace.counts(queue)["active"] == 0
 
 
+def test_properties_that_javascript_modifies_on_settling_are_in_the_message_from_then_on(
+    namespace: NamespaceHandle, queue: str, javascript: Step
+) -> None:
+    """The Python SDK cannot; over the link for what is active, over `$management` for what was deferred."""
+    with (
+        ServiceBusClient.from_connection_string(namespace.connection_string) as client,
+        client.get_queue_sender(queue) as sender,
+        client.get_queue_receiver(queue, sub_queue="deadletter") as dead_letters,
+    ):
+        own: dict[str, Any] = {"own": "kept", "step": "sent"}
+        sender.send_messages(ServiceBusMessage("one", message_id="py-1", application_properties=own))
+        sender.send_messages(ServiceBusMessage("two", message_id="py-2"))
+        told = javascript("modified", queue=queue)
+        first, second = dead_letters.peek_messages(2)
+    abandoned = {"own": "kept", "step": "abandoned", "by": "link", "whole": 5, "yes": True}
+    again = {**abandoned, "step": "deferred"}
+    assert told == [abandoned, again, {**again, "by": "request", "fraction": 1.5}]
+    ending = {"last": "yes", "DeadLetterReason": "why", "DeadLetterErrorDescription": "what"}
+    found = {text_of(key): text_of(value) for key, value in first.application_properties.items()}
+    assert found == {**told[-1], **ending}
+    assert second.application_properties[b"last"] == b"by link"
+    assert second.dead_letter_reason == "why"
+
+
+def test_javascript_peeks_and_schedules_on_connections_that_do_nothing_else(
+    namespace: NamespaceHandle, queue: str, name: str, javascript: Step
+) -> None:
+    """Its requests come with a token for `queue/$management`, and no other is put for the queue."""
+    send = namespace.add_policy(f"send-{name}", ["Send"], queue)
+    assert javascript("schedule", queue=queue, connection=send) == "1"
+    assert namespace.counts(queue)["scheduled"] == 1
+    [peeked] = javascript("peek", queue=queue)
+    assert (peeked["messageId"], peeked["state"]) == ("js-1", "scheduled")
+
+
 def test_javascript_is_told_why_it_may_not(namespace: NamespaceHandle, queue: str, name: str, javascript: Step) -> None:
     listen = namespace.add_policy(f"listen-{name}", ["Listen"])
     told = javascript("refused", queue=queue, connection=listen)

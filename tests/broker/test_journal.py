@@ -7,9 +7,22 @@ from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode, ServiceBusSubQueue
-from azure.servicebus.exceptions import ServiceBusQuotaExceededError
+from azure.servicebus.exceptions import (
+    MessageLockLostError,
+    ServiceBusError,
+    ServiceBusQuotaExceededError,
+    ServiceBusServerBusyError,
+)
 
-from spark_sb_sink.broker import BrokerProcess, ControlError, FullQuota, LoseAck, NamespaceHandle
+from spark_sb_sink.broker import (
+    BrokerProcess,
+    Busy,
+    ControlError,
+    FullQuota,
+    LoseAck,
+    NamespaceHandle,
+    Reject,
+)
 from spark_sb_sink.broker.journal import Entry, Happened, Journal, billed
 from tests.broker.faulty import message, quick
 from tests.conftest import await_that
@@ -220,6 +233,59 @@ def test_a_journal_never_holds_more_than_its_limit() -> None:
     assert journal.dropped == 100 - sum(len(journal.of(str(each))) for each in range(7))
     journal.write(None, 0.0, "q", Happened.ACCEPTED)  # a message without an id cannot be asked for
     assert journal.of("6")[-1] == Entry(97.0, "q", "delivered")
+
+
+@one_sdk
+def test_what_is_refused_is_told_message_by_message_and_with_its_reason(
+    client: Any, namespace: NamespaceHandle, queue: str
+) -> None:
+    def ids(*names: str) -> list[ServiceBusMessage]:
+        return [message(f"{queue}-{each}") for each in names]
+
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    with client.get_queue_sender(queue) as sender:
+        with namespace.fault(Busy(), queue), pytest.raises(ServiceBusServerBusyError):
+            sender.send_messages(ids("one", "two"))
+        with namespace.fault(Reject("amqp:not-allowed"), queue):
+            with pytest.raises(ServiceBusError):
+                sender.send_messages(ids("two"))
+            with pytest.raises(ServiceBusError):
+                sender.schedule_messages(ids("later", "latest"), soon)
+        sender.send_messages(ids("two"))
+    busy, no = "rejected com.microsoft:server-busy", "rejected amqp:not-allowed"
+    expected = {"one": [busy], "two": [busy, no, "accepted"], "later": [no], "latest": [no]}
+    assert {each: story(namespace, f"{queue}-{each}") for each in expected} == expected
+    assert namespace.counters(queue)["events"] == {"rejected": 3, "accepted": 1, "messages-in": 1}
+
+
+@one_sdk
+def test_who_comes_with_a_lock_that_is_gone_is_told_of_by_either_way(
+    client: Any, namespace: NamespaceHandle, queue: str
+) -> None:
+    with client.get_queue_sender(queue) as sender, client.get_queue_receiver(queue) as receiver:
+        sender.send_messages(message(f"{queue}-1"))
+        [found] = take(receiver)
+        namespace.expire_locks(queue)
+        for call in (receiver.renew_message_lock, receiver.complete_message):
+            with pytest.raises(MessageLockLostError):
+                call(found)
+    told = story(namespace, f"{queue}-1")
+    assert told[:3] == ["accepted", "delivered", "lock-expired"]
+    assert told.count("lock-lost") == namespace.counters(queue)["events"]["lock-lost"] >= 2
+
+
+@one_sdk
+def test_messages_that_go_with_their_entity_are_told(client: Any, namespace: NamespaceHandle, name: str) -> None:
+    namespace.create_queue(name)
+    namespace.create_topic(f"{name}-t")
+    namespace.create_subscription(f"{name}-t", "all")
+    for entity in (name, f"{name}-t"):
+        with client.get_queue_sender(entity) as sender:
+            sender.send_messages(message(f"{entity}-1"))
+        namespace.delete(entity)
+    assert story(namespace, f"{name}-1") == ["accepted", "deleted"]
+    assert story(namespace, f"{name}-t-1") == ["accepted", "deleted"]
+    assert namespace.journal(f"{name}-t-1")[-1].entity == f"{name}-t/Subscriptions/all"
 
 
 # The bill

@@ -1,6 +1,7 @@
 """What a receiver gets, holds, gives back and settles."""
 
 import datetime
+import inspect
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,8 @@ from azure.servicebus import (
     ServiceBusMessageState,
     ServiceBusReceiveMode,
 )
-from azure.servicebus._pyamqp.outcomes import Accepted
+from azure.servicebus._pyamqp.error import AMQPError
+from azure.servicebus._pyamqp.outcomes import Accepted, Modified, Rejected
 from azure.servicebus.exceptions import (
     MessageLockLostError,
     MessageNotFoundError,
@@ -25,6 +27,7 @@ from azure.servicebus.exceptions import (
 )
 
 from spark_sb_sink.broker import BrokerProcess, NamespaceHandle
+from tests.broker.test_journal import take
 from tests.broker.test_sending import receive, send
 from tests.conftest import await_that
 
@@ -88,58 +91,92 @@ def test_every_settlement_is_confirmed_and_has_its_effect(
         assert namespace.counts(f"{queue}/$DeadLetterQueue")["active"] == 0
 
 
-def test_a_range_is_settled_at_once_each_delivery_with_its_own_outcome(namespace: NamespaceHandle, queue: str) -> None:
-    with ServiceBusClient.from_connection_string(namespace.connection_string, retry_total=0) as client:
-        fill(client, queue, 10)
-        with client.get_queue_receiver(queue, prefetch_count=10) as receiver:
-            messages = receiver.receive_messages(10, max_wait_time=10)
-            assert len(messages) == 10
-            receiver.complete_message(messages[4])
-            link = receiver._handler._link
-            outcomes: dict[int, Any] = {}
-            seen = link._incoming_disposition
-
-            def watch(frame: Any) -> None:
-                for delivery in range(frame[1], (frame[2] if frame[2] is not None else frame[1]) + 1):
-                    outcomes[delivery] = frame[4]
-                seen(frame)
-
-            link._incoming_disposition = watch
-            first, last = messages[0], messages[9]
-            namespace_locked = namespace.counts(queue)["locked"]
-            assert namespace_locked == 9
-            tag = first._delivery_tag
-            link._outgoing_disposition(first._delivery_id, last._delivery_id, tag, False, Accepted(), None)
-            await_that(lambda: (receiver._handler._connection.listen(wait=0.1), len(outcomes) >= 9)[1])
-            settled = [message._delivery_id for message in messages if message is not messages[4]]
-            assert [next(iter(outcomes[delivery])) for delivery in settled] == ["accepted"] * 9
-    assert namespace.counts(queue) == {"active": 0, "deferred": 0, "scheduled": 0, "locked": 0}
+def run(client: Any, call: Any) -> Any:
+    """What comes of a call into the private parts of either SDK."""
+    return client._loop.run_until_complete(call) if inspect.isawaitable(call) else call
 
 
-def test_in_a_range_a_lost_lock_is_told_for_its_delivery_alone(namespace: NamespaceHandle, queue: str) -> None:
-    with ServiceBusClient.from_connection_string(namespace.connection_string, retry_total=0) as client:
-        fill(client, queue, 5)
-        with client.get_queue_receiver(queue, prefetch_count=5) as receiver:
-            messages = receiver.receive_messages(5, max_wait_time=10)
-            assert len(messages) == 5
-            token = [messages[2].lock_token]
-            receiver._settle_message_via_mgmt_link("completed", token)  # behind the link's back
-            outcomes: dict[int, Any] = {}
-            link = receiver._handler._link
+def settle_range(receiver: Any, messages: list[Any], outcome: Any) -> dict[int, Any]:
+    """Settle all from the first to the last in one frame; what the broker answers for each, by its delivery id."""
+    inner = getattr(receiver, "_inner", receiver)
+    link, connection = inner._handler._link, inner._handler._connection
+    ids = [message._delivery_id for message in messages]
+    answers: dict[int, Any] = {}
+    seen = link._incoming_disposition
 
-            def watch(frame: Any) -> None:
-                for delivery in range(frame[1], (frame[2] if frame[2] is not None else frame[1]) + 1):
-                    outcomes[delivery] = frame[4]
+    def watch(frame: Any) -> Any:
+        answers.update(dict.fromkeys(range(frame[1], (frame[1] if frame[2] is None else frame[2]) + 1), frame[4]))
+        return seen(frame)
 
-            link._incoming_disposition = watch
-            link._outgoing_disposition(
-                messages[0]._delivery_id, messages[4]._delivery_id, messages[0]._delivery_tag, False, Accepted(), None
-            )
-            await_that(lambda: (receiver._handler._connection.listen(wait=0.1), len(outcomes) == 5)[1])
-            names = [next(iter(outcomes[message._delivery_id])) for message in messages]
-            assert names == ["accepted", "accepted", "rejected", "accepted", "accepted"]
-            rejected = outcomes[messages[2]._delivery_id]["rejected"][0]
-            assert rejected[0] == b"com.microsoft:message-lock-lost"
+    link._incoming_disposition = watch
+    run(receiver, link._outgoing_disposition(ids[0], ids[-1], messages[0]._delivery_tag, False, outcome, None))
+    await_that(lambda: (run(receiver, connection.listen(wait=0.1)), answers.keys() >= set(ids))[1])
+    return {number: answers[number] for number in ids}
+
+
+DEAD = AMQPError(
+    b"com.microsoft:dead-letter", b"", {"DeadLetterReason": "why", "DeadLetterErrorDescription": "what", "mine": 5}
+)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "answer", "state"),
+    [
+        (Accepted(), "accepted", "completed"),
+        (Modified(True, False, {"mine": 5}), "modified", "abandoned"),
+        (Modified(True, True, {"mine": 5}), "modified", "deferred"),
+        (Rejected(DEAD), "rejected", "dead-lettered"),
+    ],
+    ids=["accepted", "modified", "modified and undeliverable", "rejected"],
+)
+def test_a_range_is_settled_at_once_and_each_delivery_is_answered(
+    client: Any, namespace: NamespaceHandle, queue: str, outcome: Any, answer: str, state: str
+) -> None:
+    fill(client, queue, 6)
+    with client.get_queue_receiver(queue, prefetch_count=6) as receiver:
+        messages = take(receiver, 6)
+        receiver.complete_message(messages[2])
+        del messages[2]
+        found = settle_range(receiver, messages, outcome)
+        assert {next(iter(one)) for one in found.values()} == {answer}
+    assert namespace.tally(queue)[f"{queue}-2"].keys() == {"accepted", "delivered", "completed"}
+    told = [namespace.tally()[str(message.message_id)] for message in messages]
+    assert [what.get(state) for what in told] == [1] * 5
+    counts = namespace.counts(queue)
+    assert counts["deferred"] == (5 if state == "deferred" else 0)
+    if answer == "accepted":
+        assert counts["active"] == 0
+        return
+    sub_queue = {"sub_queue": "deadletter"} if state == "dead-lettered" else {}
+    with client.get_queue_receiver(queue, **sub_queue) as receiver:
+        again = receiver.peek_messages(10)
+    assert [str(message) for message in again] == ["0", "1", "3", "4", "5"]
+    assert all(message.application_properties[b"mine"] == 5 for message in again)
+    if state == "abandoned":
+        assert {message.delivery_count for message in again} == {1}
+    if state == "dead-lettered":
+        assert {(m.dead_letter_reason, m.dead_letter_error_description) for m in again} == {("why", "what")}
+
+
+def test_in_a_range_a_lost_lock_is_told_for_its_delivery_alone(
+    client: Any, namespace: NamespaceHandle, queue: str
+) -> None:
+    fill(client, queue, 5)
+    with client.get_queue_receiver(queue, prefetch_count=5) as receiver:
+        messages = take(receiver, 5)
+        inner = getattr(receiver, "_inner", receiver)
+        run(receiver, inner._settle_message_via_mgmt_link("completed", [messages[2].lock_token]))  # behind its back
+        answers = list(settle_range(receiver, messages, Accepted()).values())
+        assert [next(iter(answer)) for answer in answers] == [
+            "accepted",
+            "accepted",
+            "rejected",
+            "accepted",
+            "accepted",
+        ]
+        assert answers[2]["rejected"][0][0] == b"com.microsoft:message-lock-lost"
+    story = [entry.what for entry in namespace.journal(f"{queue}-2")]
+    assert story == ["accepted", "delivered", "completed", "lock-lost"]
 
 
 def test_a_lock_runs_out_and_the_message_comes_again_with_its_count_up(

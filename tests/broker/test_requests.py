@@ -118,6 +118,26 @@ def test_a_disabled_queue_refuses_requests_on_links_that_were_open_before(
     assert condition == "com.microsoft:entity-disabled"
 
 
+# Peeks
+
+
+@pytest.mark.parametrize("open_client", ["sync"], indirect=True)
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_peek_of_no_messages_is_refused(
+    client: Any,
+    namespace: NamespaceHandle,
+    queue: str,
+    raw: BlockingConnection,  # noqa: F811
+    count: int,
+) -> None:
+    send(client, queue, ServiceBusMessage("x"))
+    assert put_token(raw, f"sb://{namespace.endpoint}/{queue}", own_sas(namespace, queue))[0] == 202
+    body = {"from-sequence-number": 0, "message-count": count}
+    answer = request(raw, f"{queue}/$management", {"operation": "com.microsoft:peek-message"}, body)
+    assert answer.properties["statusCode"] == 400
+    assert f"message-count is {count}" in answer.properties["statusDescription"]
+
+
 # Tokens
 
 

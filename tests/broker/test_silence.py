@@ -1,6 +1,7 @@
 """Connections that say nothing, on either side: black holes on top of each other, and clients that never speak."""
 
 import contextlib
+import http.client
 import os
 import socket
 import ssl
@@ -8,10 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from proton import ProtonException, Timeout
+from proton.utils import BlockingConnection
 
-from spark_sb_sink.broker import BlackHole, BrokerProcess, NamespaceHandle
+from spark_sb_sink.broker import BlackHole, BrokerProcess, NamespaceHandle, Refuse
+from spark_sb_sink.broker.faults import Fault
 from tests.broker.faulty import PATIENCE
 from tests.broker.sdk import QUICK
+from tests.broker.test_security import own_sas, put_token
 from tests.broker.test_sending import send
 from tests.conftest import await_that
 
@@ -112,6 +117,79 @@ def test_the_end_of_one_entitys_black_hole_frees_its_connections_and_no_others(o
         await_that(lambda: own.overview()["connections"] == 1)
         own.undo(holes[1])
         await_that(lambda: own.overview()["connections"] == 0)
+
+
+def test_undoing_a_black_hole_frees_what_a_hole_of_another_kind_does_not_hold(own: NamespaceHandle) -> None:
+    asked = http.client.HTTPConnection(own.endpoint, timeout=20)
+    asked.request("GET", "/nothing")
+    asked.getresponse().read()
+    with connect(own) as client:
+        client.sendall(AMQP_HEADER)
+        assert client.recv(8)
+        hole = own.hang(BlackHole())
+        own.hang(BlackHole(), "a")
+        own.hang(BlackHole(after="attach"))
+        own.undo(hole)
+        assert read(client) == b"", "it has no link, so neither of the others is for it"
+    assert asked.sock.recv(1) == b"", "they are no holes for HTTP"
+    asked.close()
+
+
+def test_a_connection_that_fell_silent_at_an_attach_stays_so_until_that_hole_is_undone(own: NamespaceHandle) -> None:
+    connection = BlockingConnection(f"amqp://{own.endpoint}", timeout=20, allowed_mechs="ANONYMOUS")
+    assert put_token(connection, f"sb://{own.endpoint}/a", own_sas(own, "a"))[0] == 202
+    holes = {queue: own.hang(BlackHole(), queue) for queue in "ab"}
+    connection.timeout = 0.5
+    with pytest.raises(Timeout):
+        connection.create_sender("a")
+    own.undo(holes["b"])
+    assert own.overview()["connections"] == 1
+    own.undo(holes["a"])
+    await_that(lambda: own.overview()["connections"] == 0)
+    with contextlib.suppress(ProtonException):
+        connection.close()
+
+
+@pytest.mark.parametrize("fault", [Refuse(), BlackHole()], ids=["refuse", "black hole"])
+def test_a_fault_that_is_hung_during_a_tls_handshake_strikes_too(own: NamespaceHandle, fault: Fault) -> None:
+    context = ssl.create_default_context(cafile=own.ca_file)
+    comes, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+    secure = context.wrap_bio(comes, goes, server_hostname=own.endpoint.split(":")[0])
+    with connect(own) as client:
+        with pytest.raises(ssl.SSLWantReadError):
+            secure.do_handshake()
+        client.sendall(goes.read())
+        comes.write(client.recv(100_000))  # the broker's half, and with TLS 1.3 all of it
+        with own.fault(fault):
+            with contextlib.suppress(ssl.SSLWantReadError, OSError):
+                secure.do_handshake()
+            with contextlib.suppress(OSError):
+                client.sendall(goes.read())
+                secure.write(AMQP_HEADER)
+                client.sendall(goes.read())
+            client.settimeout(20 if fault == Refuse() else 0.5)
+            if fault == Refuse():
+                assert until_end(client) == b""
+            else:
+                with pytest.raises(TimeoutError):
+                    until_answer(client, comes, secure)
+        client.settimeout(20)
+        assert until_end(client) == b"", "after an undo a silenced connection could only confuse"
+
+
+def until_end(client: socket.socket) -> bytes:
+    """Nothing, once the broker has ended the connection; session tickets and alerts may come before."""
+    while read(client):
+        pass
+    return b""
+
+
+def until_answer(client: socket.socket, comes: ssl.MemoryBIO, secure: ssl.SSLObject) -> bytes:
+    """What the broker says inside TLS, if it does."""
+    while True:
+        with contextlib.suppress(ssl.SSLWantReadError):
+            return secure.read(100)
+        comes.write(client.recv(100_000))
 
 
 # Stop

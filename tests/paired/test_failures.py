@@ -190,7 +190,7 @@ async def test_a_busy_backlog_queue_is_passed_over_and_stays_in_the_rotation(
         report = await sides.rig.send(messages(10, start=1), sides.entity)
         assert report.backlog == 10
         assert sides.kept_queue() != first
-        assert sides.secondary.tally(first).keys() == {"m0"}
+        assert [each for each, what in sides.secondary.tally(first).items() if what.get("accepted")] == ["m0"]
         assert sides.queues_out() == []
         assert 10.0 not in sides.rig.clock.waited
 
