@@ -48,6 +48,7 @@ def living(seconds: float, message_id: str) -> ServiceBusMessage:
 # Idle links
 
 
+@one_sdk
 def test_a_management_link_is_not_idle_while_it_is_used(open_client: Any) -> None:
     with BrokerProcess("ns") as broker:
         namespace = broker["ns"]

@@ -162,8 +162,9 @@ def test_books_of_times_and_locks_forget_messages_that_are_gone(end: str) -> Non
             queue.dead_letter(stored.token, None, None)
         if number % 1000 == 0:
             queue.tick(now)
-    kept = {name: size for name, size in biggest(queue).items() if size > 3 * len(queue.messages) + 2000}
-    assert kept == {}
+    sizes = biggest(queue)
+    assert max(sizes.pop("_over"), sizes.pop("_over_before")) <= 5000, "of locks that are over, the latest"
+    assert {name: size for name, size in sizes.items() if size > 3 * len(queue.messages) + 2000} == {}
 
 
 def test_a_lock_renewed_over_and_over_is_kept_once() -> None:
