@@ -75,7 +75,7 @@ class QueueDrain:
         """End a poll that is under way, before messages are given back: its credit would bring them here again."""
         if self._polling:
             await end([self._tasks[self._serve.__name__]])
-            await self.intake.pause()
+        await self.intake.pause()
 
     async def give_up(self) -> None:
         """End the poll and detach, so that no credit stays behind; what it brought meanwhile goes back."""
@@ -95,8 +95,9 @@ class QueueDrain:
 
     @property
     def at_rest(self) -> bool:
-        """Nothing of it is in hand."""
-        return not self.busy and not self.settler.held and not self.deferred.busy
+        """Nothing of it is in hand, and nothing comes but what a poll brings."""
+        idle = not self.intake.buffered if self._polling else not self.intake.owed
+        return idle and not self.busy and not self.settler.held and not self.deferred.busy
 
     async def close(self) -> None:
         await end(self._tasks.values())
@@ -106,8 +107,7 @@ class QueueDrain:
 
     async def _serve(self) -> None:
         while True:
-            await self._shared.receiving.wait()
-            await self.settler.fewer_than(WINDOW * 3 // 4, self._room)
+            await self._room_in_a_run()
             room = WINDOW - len(self.settler.held)
             most = appetite(
                 self.abilities().values(), fitting(room, self._room - self.settler.held_bytes, self._average)
@@ -122,6 +122,15 @@ class QueueDrain:
                 self._polling = False
             if deliveries:
                 await self._take_up(deliveries)
+
+    async def _room_in_a_run(self) -> None:
+        """Room may come by what the end of a run gives back: that is for the next one. Meanwhile nothing waits locked
+        in the receiver, where nobody renews it."""
+        window = WINDOW * 3 // 4
+        while not self._shared.receiving.is_set() or self.settler.has(window, self._room):
+            await self.intake.pause()
+            await self._shared.receiving.wait()
+            await self.settler.fewer_than(window, self._room)
 
     async def _wait_for_one_that_can(self) -> None:
         """Nothing moves: ask for nothing, and look no further than at the board. Pings go on by themselves."""

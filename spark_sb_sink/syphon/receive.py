@@ -41,8 +41,19 @@ class Intake:
         self._shared = shared
         self._receiver: RawReceiver | None = None
         self._opening = asyncio.Lock()
+        self._pausing = asyncio.Lock()
         self._poll_until: float | None = None
         self._backoff = Backoff(longest=LONGEST_PAUSE)
+
+    @property
+    def buffered(self) -> bool:
+        """Whether messages came that nobody has received yet."""
+        return self._receiver is not None and bool(self._receiver.buffered)
+
+    @property
+    def owed(self) -> bool:
+        """Whether there are such, or credit for more."""
+        return self._receiver is not None and self._receiver.owed
 
     @property
     def receiver(self) -> RawReceiver | None:
@@ -126,13 +137,19 @@ class Intake:
         await self._shared.pair.clock.sleep(wait)
 
     async def pause(self) -> None:
-        """Take the credit back for a time without receiving."""
+        """Take the credit back for a time without receiving, and give back what nobody has received."""
         self._poll_until = None
-        if self._receiver is not None and not self._receiver.broken:
+        async with self._pausing:
+            receiver = self._receiver
+            if receiver is None or not receiver.owed:
+                return
             try:
-                await self._receiver.pause()
-            except Exception as error:  # noqa: BLE001 - then the link is gone, and so is its credit
+                await receiver.pause()
+            except Exception as error:  # noqa: BLE001 - then it is thrown away, and its credit with it
                 _LOG.debug("pausing %s: %s", self.queue, redact(repr(error)))
+                if self._receiver is receiver:
+                    self._receiver = None
+                await receiver.close()
 
     async def close(self) -> None:
         self._poll_until = None

@@ -183,9 +183,13 @@ class Settler:
             self._note(item, COMPLETE, Settled.LOCK_LOST)
             self._let_go(item)
 
+    def has(self, count: int, held_bytes: int) -> bool:
+        """Whether so many are held."""
+        return len(self.held) >= count or self.held_bytes >= held_bytes
+
     async def fewer_than(self, count: int, held_bytes: int) -> None:
         """Wait until fewer are held."""
-        while len(self.held) >= count or self.held_bytes >= held_bytes:
+        while self.has(count, held_bytes):
             self._changed.clear()
             await self._changed.wait()
 

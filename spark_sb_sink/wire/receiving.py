@@ -108,6 +108,16 @@ class RawReceiver:
         """How many deliveries came and were not settled, those not yet received among them."""
         return len(self._unsettled)
 
+    @property
+    def buffered(self) -> int:
+        """How many of them were not yet received."""
+        return len(self._buffer)
+
+    @property
+    def owed(self) -> bool:
+        """Whether there are such, or credit for more."""
+        return bool(self._buffer) or (not self.broken and self._line.link.current_link_credit > 0)
+
     async def open(self) -> None:
         with _reopenable(self.queue):
             await self._line.open(self._prepare)
@@ -156,13 +166,13 @@ class RawReceiver:
             if credit > link.current_link_credit:
                 await link.flow(link_credit=credit)
 
-    async def _drain(self) -> None:
+    async def _drain(self, within: float = GATHER) -> None:
         link = self._line.link
         self._drained = self._line.expect()
         async with self._line.deadline("credit could not be taken back"):
             await link.flow(link_credit=link.current_link_credit, drain=True)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GATHER):
+            async with asyncio.timeout(within):
                 await self._drained
 
     async def pause(self) -> None:
@@ -170,7 +180,10 @@ class RawReceiver:
         with _reopenable(self.queue):
             self._line.check()
             if self._line.link.current_link_credit > 0:
-                await self._drain()
+                await self._drain(self._line.timeout)
+                if self._line.link.current_link_credit > 0:
+                    self._line.broken = True  # more may come at any time, and nobody would look after it
+                    raise TimeoutError(f"{self.queue}: credit was not given back within {self._line.timeout:g} s")
             waiting = list(self._buffer)
             self._buffer.clear()
             await self.settle(waiting, RELEASE)
@@ -231,6 +244,8 @@ class RawReceiver:
     async def close(self) -> None:
         """Give back what was not settled, and close, in two seconds at most; never raises."""
         await self._line.close(before=self._give_back)
+        for settlement in set(self._settling.values()):
+            self._wake(settlement.done)  # no answer comes any more
         self._buffer.clear()
         self._unsettled.clear()
 

@@ -9,7 +9,7 @@ import pytest
 from spark_sb_sink.broker.faults import Busy, CbsAnswer, LateVisible, Refuse
 from spark_sb_sink.errors import FaultedError, MisconfiguredSendError
 from spark_sb_sink.syphon import Drain, drain_for, until_empty
-from spark_sb_sink.syphon.queue_drain import LINGER
+from spark_sb_sink.syphon.queue_drain import LINGER, WINDOW
 from tests.conftest import await_that
 from tests.paired.ground import MovableClock
 from tests.syphon.field import Field
@@ -19,6 +19,11 @@ QUEUES = 10
 
 def empty_receives(field: Field) -> int:
     return sum(int(field.secondary.counters(field.queue(n))["empty_receives"]) for n in range(QUEUES))
+
+
+def received(field: Field) -> int:
+    """How many messages the first backlog queue has handed out."""
+    return int(field.secondary.counters(field.queue(0))["receives"])
 
 
 def test_ten_idle_queues_cost_the_receives_of_the_formula(field: Field) -> None:
@@ -81,6 +86,18 @@ def test_a_run_ends_with_nothing_in_hand(field: Field) -> None:
     assert field.in_backlog()["locked"] == 0
     assert report.moved == field.accepted(entity)
     assert field.in_backlog()["active"] == 3000 - report.moved
+
+
+def test_a_run_that_ends_with_a_full_window_leaves_nothing_locked(field: Field) -> None:
+    entity = field.entity()
+    drain = field.drain()
+    field.primary.hang(Busy(), entity)
+    field.backlog_for(entity, 9000)
+    [queue] = drain.queues
+    drain.run(30, until=lambda: not (queue.busy or queue._polling) and len(queue.settler.held) >= WINDOW * 3 // 4)
+    assert drain.look(1) == {field.queue(0): 250}  # a round trip, in which a receive would bring something
+    assert received(field) <= WINDOW
+    assert field.in_backlog() == {"active": 9000, "deferred": 0, "scheduled": 0, "locked": 0}
 
 
 def test_no_more_than_the_rate_goes_out(field: Field) -> None:
