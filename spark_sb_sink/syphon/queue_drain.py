@@ -117,7 +117,7 @@ class QueueDrain:
                 continue
             self._polling = True
             try:
-                deliveries = await self.intake.receive(most)
+                deliveries = await self.intake.receive(most, self._room - self.settler.held_bytes)
             finally:
                 self._polling = False
             if deliveries:

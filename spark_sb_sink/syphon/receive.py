@@ -59,8 +59,9 @@ class Intake:
     def receiver(self) -> RawReceiver | None:
         return self._receiver
 
-    async def receive(self, most: int) -> list[RawDelivery]:
-        """What there is, up to so many; nothing at the end of a long poll, or when the queue is out."""
+    async def receive(self, most: int, room: int) -> list[RawDelivery]:
+        """What there is, up to so many, and not much more than so many bytes; nothing at the end of a long poll, or
+        when the queue is out."""
         clock = asyncio.get_running_loop().time
         if self._poll_until is None:
             self._poll_until = clock() + self._shared.options.long_poll
@@ -69,7 +70,7 @@ class Intake:
             receiver: RawReceiver | None = None
             try:
                 receiver = await self._open()
-                found = await receiver.receive(most, left)
+                found = await receiver.receive(most, left, room)
             except IdleDetachedError as error:
                 # As the service does with idle links: the poll goes on over the next one, if that is let in.
                 if receiver is None:

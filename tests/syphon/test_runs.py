@@ -10,6 +10,7 @@ from spark_sb_sink.broker.faults import Busy, CbsAnswer, LateVisible, Refuse
 from spark_sb_sink.errors import FaultedError, MisconfiguredSendError
 from spark_sb_sink.syphon import Drain, drain_for, until_empty
 from spark_sb_sink.syphon.queue_drain import LINGER, WINDOW
+from spark_sb_sink.wire.receiving import STEP
 from tests.conftest import await_that
 from tests.paired.ground import MovableClock
 from tests.syphon.field import Field
@@ -98,6 +99,17 @@ def test_a_run_that_ends_with_a_full_window_leaves_nothing_locked(field: Field) 
     assert drain.look(1) == {field.queue(0): 250}  # a round trip, in which a receive would bring something
     assert received(field) <= WINDOW
     assert field.in_backlog() == {"active": 9000, "deferred": 0, "scheduled": 0, "locked": 0}
+
+
+def test_large_messages_behind_small_ones_are_not_all_taken_at_once(field: Field) -> None:
+    entity = field.entity()
+    drain = field.drain(max_in_flight=1024 * 1024)
+    field.primary.hang(Busy(), entity)
+    [queue] = drain.queues
+    field.backlog_for(entity, 400)
+    field.backlog_for(entity, 1000, tag="large-", size=10_000)
+    drain.run(30, until=lambda: not (queue.busy or queue._polling) and queue.settler.held_bytes >= queue._room)
+    assert received(field) <= 400 + 2 * STEP  # what has the room, and what was asked for before it was used up
 
 
 def test_no_more_than_the_rate_goes_out(field: Field) -> None:
