@@ -171,16 +171,24 @@ class Deferred:
                 if each.state == "deferred"
             ]
             probes = probed.total()
-            plan = Halving(self._wanted(deferred, probed))
+            wanted = self._wanted(deferred, probed)
+            part = wanted[: await self._allowed()]
+            plan = Halving(part)
             await self._fetch(plan)
-            if plan.next():  # the run has ended
+            if plan.next() or (wanted and not part):  # the run has ended
                 break
-            sweep.start = page[-1].sequence_number + 1
+            sweep.start = (page[-1].sequence_number if part == wanted else part[-1]) + 1
             sweep.found.update(path for path, _ in deferred)
             sweep.taken += len(plan.numbers) - plan.skipped
             if probed.total() > probes:  # what became of them decides about the next page
                 await self._settled()
         await self._settled()
+
+    async def _allowed(self) -> int | None:
+        """How many may be fetched, so that no more are than the rate lets go; none where the run has ended."""
+        while (allowed := self._drain.allowed()) == 0 and self._shared.receiving.is_set():
+            await self._shared.pair.clock.sleep(TICK)
+        return allowed
 
     def _wanted(self, deferred: Sequence[tuple[str, int]], probed: Counter[str]) -> list[int]:
         cans = self._drain.abilities()

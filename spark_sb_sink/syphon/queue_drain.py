@@ -62,6 +62,7 @@ class QueueDrain:
         self._lanes: dict[str, Lane] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._polling = False
+        shared.queues.append(self._due)
 
     def start(self) -> None:
         """What does not run already."""
@@ -115,6 +116,12 @@ class QueueDrain:
             if not most:
                 await self._wait_for_one_that_can()
                 continue
+            allowed = self.allowed()
+            if allowed == 0:
+                await self.intake.pause()
+                await self._shared.pair.clock.sleep(LOOK_EVERY)
+                continue
+            most = most if allowed is None else min(most, allowed)
             self._polling = True
             try:
                 deliveries = await self.intake.receive(most, self._room - self.settler.held_bytes)
@@ -131,6 +138,13 @@ class QueueDrain:
             await self.intake.pause()
             await self._shared.receiving.wait()
             await self.settler.fewer_than(window, self._room)
+
+    def allowed(self) -> int | None:
+        """How many more to take in hand, so that no more is received than the rate lets go; None without a rate."""
+        return self._shared.allowed(self._due())
+
+    def _due(self) -> int:
+        return sum(self._waiting(path) for path, can in self.abilities().items() if can is Can.MOVE)
 
     async def _wait_for_one_that_can(self) -> None:
         """Nothing moves: ask for nothing, and look no further than at the board. Pings go on by themselves."""

@@ -7,13 +7,14 @@ import time
 import pytest
 
 from spark_sb_sink.broker.faults import Busy, CbsAnswer, LateVisible, Refuse
+from spark_sb_sink.envelope import wrap
 from spark_sb_sink.errors import FaultedError, MisconfiguredSendError
 from spark_sb_sink.syphon import Drain, drain_for, until_empty
 from spark_sb_sink.syphon.queue_drain import LINGER, WINDOW
 from spark_sb_sink.wire.receiving import STEP
 from tests.conftest import await_that
 from tests.paired.ground import MovableClock
-from tests.syphon.field import Field
+from tests.syphon.field import Field, message
 
 QUEUES = 10
 
@@ -79,14 +80,19 @@ def test_what_comes_after_the_last_run_is_given_back(field: Field) -> None:
     assert field.in_backlog()["active"] == 20
 
 
-def test_a_run_ends_with_nothing_in_hand(field: Field) -> None:
+def test_a_run_ends_with_nothing_in_hand_and_receives_no_more_than_the_rate_lets_go(field: Field) -> None:
     entity = field.entity()
     drain = field.drain(max_rate=200)
-    field.backlog_for(entity, 3000)
-    report = drain.run(30, until=lambda: field.accepted(entity) > 50)
-    assert field.in_backlog()["locked"] == 0
-    assert report.moved == field.accepted(entity)
-    assert field.in_backlog()["active"] == 3000 - report.moved
+    field.defer([wrap(message(n), entity) for n in range(400)])
+    before = received(field)
+    field.backlog_for(entity, 2600)
+    moved = drain.run(30, until=lambda: field.accepted(entity) > 50).moved
+    moved += drain.run(30, until=lambda: field.accepted(entity) > moved + 50).moved
+    counts = field.in_backlog()
+    assert counts["locked"] == 0
+    assert moved == field.accepted(entity)
+    assert counts["active"] + counts["deferred"] == 3000 - moved
+    assert received(field) - before <= 1.5 * moved
 
 
 def test_a_run_that_ends_with_a_full_window_leaves_nothing_locked(field: Field) -> None:
@@ -117,7 +123,7 @@ def test_no_more_than_the_rate_goes_out(field: Field) -> None:
     drain = field.drain(max_rate=100)
     field.backlog_for(entity, 1000)
     begun = time.monotonic()
-    report = drain.run(3)
+    report = drain.run(1)
     assert 0 < report.moved <= 100 * (time.monotonic() - begun) + 100
 
 
