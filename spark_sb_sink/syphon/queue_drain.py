@@ -230,6 +230,7 @@ class QueueDrain:
                 self._waiting(path),
                 refused=shared.refuses(path),
                 doubtful=path in shared.refused,
+                busy=shared.busy(path) > 0,
             )
             for path in self.shown
         }

@@ -41,6 +41,8 @@ class Shared:
     refused: dict[str, Refusal] = field(default_factory=dict)
     """Entities that refused our claim when they were last tried."""
     faulted: asyncio.Event = field(default_factory=asyncio.Event)
+    busy_until: dict[str, float] = field(default_factory=dict)
+    """Entities that throttled us, and until when they asked us to wait."""
     queues: list[Callable[[], int]] = field(default_factory=list)
     """For each queue, how many of its messages are in hand that only wait for the rate."""
 
@@ -64,6 +66,10 @@ class Shared:
         """Whether the entity is not to be tried now. From time to time it is, with a few messages."""
         refusal = self.refused.get(path)
         return refusal is not None and self.now() < refusal.until
+
+    def busy(self, path: str) -> float:
+        """Seconds for which the entity has asked us to wait still."""
+        return max(0.0, self.busy_until.get(path, 0.0) - self.now())
 
     def refusals(self) -> list[SendError]:
         """What is to be told of entities that refuse our claim."""
