@@ -18,6 +18,8 @@ from spark_sb_sink.wire import IdleDetachedError, RawDelivery, RawReceiver
 
 LONGEST_PAUSE = 30.0
 """Seconds between tries at a backlog queue that is out."""
+LIVES = 1.0
+"""Seconds that a link lives at least which the service detaches for being idle."""
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -42,6 +44,7 @@ class Intake:
         self._receiver: RawReceiver | None = None
         self._opening = asyncio.Lock()
         self._pausing = asyncio.Lock()
+        self._opened_at = 0.0
         self._poll_until: float | None = None
         self._backoff = Backoff(longest=LONGEST_PAUSE)
 
@@ -72,8 +75,8 @@ class Intake:
                 receiver = await self._open()
                 found = await receiver.receive(most, left, room)
             except IdleDetachedError as error:
-                # As the service does with idle links: the poll goes on over the next one, if that is let in.
-                if receiver is None:
+                # As the service does with idle links: the poll goes on over the next one, if that is let in and stays.
+                if receiver is None or clock() - self._opened_at < LIVES:
                     await self._failed(error)
                 continue
             except ClosedError:
@@ -126,6 +129,7 @@ class Intake:
                     await receiver.close()
                     raise
                 self._receiver = receiver
+                self._opened_at = asyncio.get_running_loop().time()
             return self._receiver
 
     async def _failed(self, error: Exception) -> None:

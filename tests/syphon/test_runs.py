@@ -11,6 +11,7 @@ from spark_sb_sink.envelope import wrap
 from spark_sb_sink.errors import FaultedError, MisconfiguredSendError
 from spark_sb_sink.syphon import Drain, drain_for, until_empty
 from spark_sb_sink.syphon.queue_drain import LINGER, WINDOW
+from spark_sb_sink.wire import RawReceiver
 from spark_sb_sink.wire.receiving import STEP
 from tests.conftest import await_that
 from tests.paired.ground import MovableClock
@@ -46,7 +47,7 @@ def test_ten_idle_queues_cost_the_receives_of_the_formula(field: Field) -> None:
 
 def test_an_idle_detach_in_a_long_poll_is_no_fault(field: Field) -> None:
     entity = field.entity()
-    field.secondary.idle_detach_after(0.5)
+    field.secondary.idle_detach_after(1.1)
     try:
         drain = field.drain(long_poll="30s")
         drain.run(3)
@@ -56,6 +57,25 @@ def test_an_idle_detach_in_a_long_poll_is_no_fault(field: Field) -> None:
     finally:
         field.secondary.idle_detach_after(600)
     assert field.taken(entity) == dict.fromkeys(ids, 1)
+
+
+def test_a_link_that_is_detached_again_and_again_is_not_opened_again_without_a_pause(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drain = field.drain(long_poll="30s")
+    plain, opened = drain.factory.receiver, list[str]()
+
+    def receiver(queue: str) -> RawReceiver:
+        opened.append(queue)
+        return plain(queue)
+
+    monkeypatch.setattr(drain.factory, "receiver", receiver)
+    field.secondary.idle_detach_after(0.001)
+    try:
+        drain.run(2)
+    finally:
+        field.secondary.idle_detach_after(600)
+    assert 2 <= len(opened) <= 11  # after 0.1 s, 0.2 s and so on; twice for each look for deferred messages
 
 
 def test_what_comes_between_two_runs_waits_for_the_next_one(field: Field) -> None:
