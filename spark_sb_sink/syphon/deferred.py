@@ -232,7 +232,9 @@ class Deferred:
                     plan.failed()
                 continue
             plan.succeeded()
-            now_ms = int(self._shared.wall_clock() * 1000)
+            if got:
+                self._drain.learn_lock(got[0].payload)
+            now_ms = self._drain.now_ms()
             items = [self._drain.item(each.payload, each.lock_token, now_ms) for each in got]
             self._drain.settler.hold(items)
             self._drain.dispatch(items)

@@ -26,6 +26,8 @@ LINGER = 5.0
 """Seconds that polls, and messages which came between two runs, wait for the next one."""
 LOOK_EVERY = 0.1
 """Seconds between looks at the board while nothing can move; they cost no operation."""
+LOCK_DURATION = 60.0
+"""Seconds for which a backlog queue locks a message, as pairing makes it."""
 CANCEL_AGAIN = 3.0
 """Seconds after which what was cancelled and goes on is cancelled again; longer than a link takes to close."""
 _AT_ONCE = 200
@@ -62,6 +64,8 @@ class QueueDrain:
         self._lanes: dict[str, Lane] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._polling = False
+        self._ahead = 0.0
+        """Seconds that this machine's clock seems to be ahead of the service's."""
         shared.queues.append(self._due)
 
     def start(self) -> None:
@@ -156,7 +160,7 @@ class QueueDrain:
 
     async def _take_up(self, deliveries: Sequence[RawDelivery]) -> None:
         brought_by = self.intake.receiver
-        self._learn_lock(deliveries[0])
+        self.learn_lock(deliveries[0].payload)
         await self._next_run()
         self.busy = True
         try:
@@ -164,16 +168,20 @@ class QueueDrain:
         finally:
             self.busy = False
 
-    def _learn_lock(self, delivery: RawDelivery) -> None:
-        until = locked_until(delivery.payload)
+    def learn_lock(self, payload: bytes) -> None:
+        """From a message that was locked a moment ago: how long its lock lasts, and what the service's clock says."""
+        until = locked_until(payload)
         if until is not None:
-            self.settler.lock_lasts(until - self._shared.wall_clock())
+            left = until - self._shared.wall_clock()
+            self.settler.lock_lasts(left)
+            # The service's time is that less the queue's lock duration. In doubt a message lives.
+            self._ahead = max(0.0, LOCK_DURATION - left)
 
     async def _restore(self, deliveries: Sequence[RawDelivery], brought_by: RawReceiver | None) -> int:
         """In pieces, as others want their turn in the loop; how many bytes they were."""
         size = 0
         for start in range(0, len(deliveries), _AT_ONCE):
-            now_ms = int(self._shared.wall_clock() * 1000)
+            now_ms = self.now_ms()
             items: list[Item] = []
             for delivery in deliveries[start : start + _AT_ONCE]:
                 item = self.item(delivery.payload, delivery.lock_token, now_ms)
@@ -192,6 +200,10 @@ class QueueDrain:
             await self._shared.pair.clock.sleep(LOOK_EVERY / 2)
 
     # Restore
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970, by the service's clock where ours is ahead of it."""
+        return int((self._shared.wall_clock() - self._ahead) * 1000)
 
     def item(self, payload: bytes, token: UUID, now_ms: int) -> Item:
         """The delivery as a message for its entity; one that can never be moved has the reason instead."""

@@ -183,16 +183,21 @@ def test_a_message_whose_lock_was_lost_is_not_counted_as_moved(field: Field) -> 
     assert report.total("lost_locks") == 100
 
 
-def test_a_clock_that_is_a_minute_fast_settles_all_the_same(field: Field, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ttl", ["full", "deduct"])
+def test_a_clock_that_is_a_minute_fast_settles_all_the_same_and_ends_no_life(
+    field: Field, monkeypatch: pytest.MonkeyPatch, ttl: str
+) -> None:
     entity = field.entity()
     plain = time.time
     monkeypatch.setattr(time, "time", lambda: plain() + 61)
-    factory = field.factory(long_poll="5s", backlog_queue_count=1, send_timeout="10s")
+    factory = field.factory(long_poll="5s", backlog_queue_count=1, send_timeout="10s", ttl=ttl)
     drain = Drain(factory, [field.queue(0)], wall_clock=lambda: plain() + 61)
-    ids = field.backlog_for(entity, 500)
+    lived = [wrap(message(n, ttl_ms=50_000, created_ms=int(plain() * 1000)), entity) for n in range(500)]
+    field.defer(lived[:250])
+    field.fill(lived[250:])
     report = field.until_empty(drain)
     drain.close()
-    assert field.taken(entity) == dict.fromkeys(ids, 1)
+    assert field.taken(entity) == {f"m{n}": 1 for n in range(500)}
     assert report.moved == 500
     assert report.total("lost_locks") == 0
 
