@@ -273,8 +273,10 @@ class QueueDrain:
         if over or decide(Can.NOT, others) is Do.RELEASE:
             self._back(items)
             return
-        self.deferred.expect(items[0].path)
-        self.settler.settle_soon(items, DEFER)
+        path = items[0].path
+        self.deferred.expect(path)
+        # And again once they are: a look in between has not seen them.
+        self.settler.settle_soon(items, DEFER, then=lambda: self.deferred.expect(path))
 
     def _back(self, items: Sequence[Item]) -> None:
         for outcome, group in (

@@ -6,7 +6,7 @@ lock still holds; the local clock only says when to ask.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from spark_sb_sink.errors import redact
 from spark_sb_sink.syphon.planning import Halving
@@ -51,18 +51,19 @@ class Settler:
         """How long a lock seems to last. A guess, as two clocks are compared: it only makes us renew sooner."""
         self.renew_after = min(RENEW_AFTER, max(RENEW_AFTER_AT_LEAST, seconds / 3))
 
-    def settle_soon(self, items: Sequence[Item], outcome: Outcome) -> None:
-        """Settle while the next messages are already on their way."""
+    def settle_soon(self, items: Sequence[Item], outcome: Outcome, then: Callable[[], None] = lambda: None) -> None:
+        """Settle while the next messages are already on their way, and say when it is done."""
         if items:
-            task = asyncio.get_running_loop().create_task(self.settle(items, outcome))
+            task = asyncio.get_running_loop().create_task(self.settle(items, outcome, then))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def settle(self, items: Sequence[Item], outcome: Outcome) -> None:
+    async def settle(self, items: Sequence[Item], outcome: Outcome, then: Callable[[], None] = lambda: None) -> None:
         try:
             for item, answer in await self._answers(items, outcome):
                 self._note(item, outcome, answer)
         finally:
+            then()
             for item in items:
                 self._let_go(item)
 
