@@ -20,6 +20,7 @@
     ├── ReplayRefusedError                  another replay of the same state is under way
     ├── UnsupportedSparkError               this Spark cannot do what the sink needs, or there is none
     │   └── JavaMissingError                (in `java`) no Java that Spark could run on
+    ├── TurnFailedError                     a turn of the syphon failed in Spark, or in a way that nobody thought of
     ├── BoardError                          the file with what the executor knows cannot be read or written
     ├── ClosedError                         used after it was closed
     │   └── FaultedError                    used after it, or its other side, came to an end that is final
@@ -297,6 +298,17 @@ class ReplayRefusedError(SparkSbSinkError):
 
 class UnsupportedSparkError(SparkSbSinkError):
     """This Spark cannot do what the sink needs."""
+
+
+class TurnFailedError(SparkSbSinkError):
+    """A turn of the syphon failed in Spark, or in a way that nobody thought of. Nothing is lost by it."""
+
+    def __init__(self, *, detail: str) -> None:
+        text = " ".join(redact(detail).split())[:1000]
+        super().__init__(
+            f"A turn of the syphon failed: {_sentence(text)} What it had in hand comes again once its locks are over. "
+            "Start the syphon again; the driver's log has the whole error."
+        )
 
 
 class BoardError(SparkSbSinkError):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from pyspark.sql import SparkSession
 
-from spark_sb_sink.errors import SparkSbSinkError
+from spark_sb_sink.errors import told
 from spark_sb_sink.events import Listener, Warned, tell
 from spark_sb_sink.options import Options
 from spark_sb_sink.syphon.query import RunningSyphon, Syphon
@@ -50,8 +50,8 @@ class SyphonBeside:
             elif self._clock() >= self._again_at:
                 self._again_at = self._clock() + AGAIN_AFTER
                 self.start(spark)
-        except SparkSbSinkError as error:
-            text = f"the syphon of this application is out, and is started again in {AGAIN_AFTER:g} s: {error}"
+        except Exception as error:  # noqa: BLE001 - whatever it is, the pipeline goes on
+            text = f"the syphon of this application is out, and is started again in {AGAIN_AFTER:g} s: {told(error)}"
             tell(self._listeners, Warned(text))
 
     @property

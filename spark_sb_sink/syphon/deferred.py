@@ -27,6 +27,8 @@ IN_HAND = 1000
 """Deferred messages that are fetched before those under way are settled."""
 LOOK_EVERY = 3600.0
 """Seconds between looks at a queue in which nothing is known to be deferred: another syphon may have died."""
+LOOK_FOR_BACK = 600.0
+"""Seconds between such looks for an entity that takes pings again."""
 AGAIN_AFTER = (0.5, 15.0)
 """Seconds until what another syphon seems to have is looked at again, growing."""
 TICK = 0.1
@@ -58,10 +60,12 @@ class Deferred:
         messages that name none: they can always go, into the dead-letter queue."""
         self._sweep: _Sweep | None = None
         self._not_before = 0.0
-        self._look_at = 0.0
+        self._look_at = self._looked_at = 0.0
         self._others_at = 0.0
         self._others_from = 0
         self._wanted_others = False
+        self._out: set[str] = set()
+        """Entities that were down, and have taken no message since."""
         self._again = AGAIN_AFTER[0]
         self.busy = False
 
@@ -88,6 +92,7 @@ class Deferred:
         while True:
             await self._shared.receiving.wait()
             now = self._shared.now()
+            self._see_who_is_back(now)
             if now < self._not_before:
                 await self._shared.pair.clock.sleep(TICK)
             elif now >= self._look_at or self._any_up():
@@ -96,6 +101,16 @@ class Deferred:
                 await self._guarded(self._look())
             else:
                 await self._shared.pair.clock.sleep(TICK)
+
+    def _see_who_is_back(self, now: float) -> None:
+        """For an entity that is back there may be messages which another syphon, that is gone by now, put aside."""
+        cans = self._drain.abilities()
+        back = {path for path in self._out if cans.get(path) is Can.MOVE}
+        if back:
+            self._look_at = now
+        elif any(cans.get(path) is Can.PROBE for path in self._out):  # and may go again in a moment
+            self._look_at = min(self._look_at, self._looked_at + LOOK_FOR_BACK)
+        self._out = (self._out - back).union(path for path, can in cans.items() if can is Can.NOT)
 
     def _any_up(self) -> bool:
         cans = self._drain.abilities()
@@ -171,16 +186,24 @@ class Deferred:
                 if each.state == "deferred"
             ]
             probes = probed.total()
-            plan = Halving(self._wanted(deferred, probed))
+            wanted = self._wanted(deferred, probed)
+            part = wanted[: await self._allowed()]
+            plan = Halving(part)
             await self._fetch(plan)
-            if plan.next():  # the run has ended
+            if plan.next() or (wanted and not part):  # the run has ended
                 break
-            sweep.start = page[-1].sequence_number + 1
+            sweep.start = (page[-1].sequence_number if part == wanted else part[-1]) + 1
             sweep.found.update(path for path, _ in deferred)
             sweep.taken += len(plan.numbers) - plan.skipped
             if probed.total() > probes:  # what became of them decides about the next page
                 await self._settled()
         await self._settled()
+
+    async def _allowed(self) -> int | None:
+        """How many may be fetched, so that no more are than the rate lets go; none where the run has ended."""
+        while (allowed := self._drain.allowed()) == 0 and self._shared.receiving.is_set():
+            await self._shared.pair.clock.sleep(TICK)
+        return allowed
 
     def _wanted(self, deferred: Sequence[tuple[str, int]], probed: Counter[str]) -> list[int]:
         cans = self._drain.abilities()
@@ -197,7 +220,8 @@ class Deferred:
     def _whole(self, sweep: _Sweep) -> None:
         """The whole queue was seen: what it has nothing deferred for, and had not meanwhile, is done."""
         self._sweep = None
-        self._look_at = self._shared.now() + LOOK_EVERY
+        self._looked_at = self._shared.now()
+        self._look_at = self._looked_at + LOOK_EVERY
         for path in sweep.found:
             if path not in self._expected:
                 self.expect(path)
@@ -224,7 +248,9 @@ class Deferred:
                     plan.failed()
                 continue
             plan.succeeded()
-            now_ms = int(self._shared.wall_clock() * 1000)
+            if got:
+                self._drain.learn_lock(got[0].payload)
+            now_ms = self._drain.now_ms()
             items = [self._drain.item(each.payload, each.lock_token.bytes_le, now_ms) for each in got]
             self._drain.settler.hold(items)
             self._drain.dispatch(items)

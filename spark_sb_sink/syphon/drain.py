@@ -88,7 +88,7 @@ class Drain:
 
         The condition is looked at often, by the thread that calls. Raises `FaultedError` once a credential was refused,
         never for an outage. Entities that refuse our claim stand in the report, and are
-        tried again with a few messages once a ping interval.
+        tried again with a few messages once a ping interval. What a run that raises had moved is in `untold`.
         """
         if for_seconds is None and until is None:
             raise ValueError("a run needs an end: for_seconds, or until")
@@ -161,6 +161,10 @@ class Drain:
         await _wait(lambda: self.factory.faulted() is not None, bound)
         await self._close()
         raise self.factory.faulted() or ClosedError("The drain", reason="a side of the pair came to its end")
+
+    def untold(self) -> Report:
+        """Receipts of a run that raised, once."""
+        return self._shared.ledger.take()
 
     def limit(self, rate: float | None) -> None:
         """From now on no more messages a second than that."""

@@ -12,10 +12,11 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_sb_sink.durations import parse_duration
-from spark_sb_sink.errors import OptionError, PairingError, SparkSbSinkError, StateError, UnsupportedSparkError
+from spark_sb_sink.errors import OptionError, PairingError, SparkSbSinkError, StateError, UnsupportedSparkError, told
 from spark_sb_sink.jvm_shutdown import held_back
 from spark_sb_sink.options import Options
 from spark_sb_sink.sessions import job_session
@@ -83,6 +84,9 @@ def run(
         return WRONG
     except SparkSbSinkError as error:
         print(f"{program}: the syphon ended: {error}", file=sys.stderr)
+        return FAILED
+    except StreamingQueryException as error:
+        print(f"{program}: the syphon ended by an error of Spark's: {told(error)}", file=sys.stderr)
         return FAILED
 
 

@@ -22,7 +22,7 @@ class Can(Enum):
 
     MOVE = "move"
     PROBE = "probe"  # it took a ping, or refused us some time ago; a few messages will tell
-    HOLD = "hold"  # what is in hand will tell: it fails since a moment ago, or is being probed; no more is fetched
+    HOLD = "hold"  # it throttles us, fails since a moment ago, or is being probed with what is in hand: fetch no more
     NOT = "not"  # it is down
 
 
@@ -34,13 +34,15 @@ class Do(Enum):
     RELEASE = "release"  # back into the backlog queue: nobody can pass anyway
 
 
-def ability(health: Health, waiting: int, *, refused: bool = False, doubtful: bool = False) -> Can:
+def ability(health: Health, waiting: int, *, refused: bool = False, doubtful: bool = False, busy: bool = False) -> Can:
     """Of one destination, given what is believed of it and how many messages wait for it here.
 
-    `doubtful`: it refused our claim some time ago, and may do so still.
+    `doubtful`: it refused our claim some time ago, and may do so still. `busy`: it has asked us to wait.
     """
     if refused or health is Health.FAILED_OVER:
         return Can.NOT
+    if busy:
+        return Can.HOLD
     if health is Health.PROBATION or doubtful:
         return Can.HOLD if waiting else Can.PROBE
     if health is Health.SUSPECT and waiting:

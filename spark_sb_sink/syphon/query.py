@@ -20,7 +20,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from spark_sb_sink.delta_state import DeltaState
 from spark_sb_sink.driver_loop import DriverLoop
-from spark_sb_sink.errors import SparkSbSinkError, StateError, redact
+from spark_sb_sink.errors import SparkSbSinkError, TurnFailedError, redact, told
 from spark_sb_sink.events import Listener, Moved, SyphonTurn, Warned, log, tell
 from spark_sb_sink.options import Options
 from spark_sb_sink.pairing_keeper import PairingKeeper
@@ -220,8 +220,16 @@ class RunningSyphon:
 
     def _turn(self, df: DataFrame, batch_id: int) -> None:
         with self._turning:
-            if not self._stopping.is_set():
+            if self._stopping.is_set():
+                return
+            try:
                 self._one_turn(df, batch_id)
+            except SparkSbSinkError as error:  # Spark passes on no more than a stack
+                self._error = error
+                raise
+            except Exception as error:
+                self._error = TurnFailedError(detail=str(error) or repr(error))
+                raise
 
     def _one_turn(self, df: DataFrame, batch_id: int) -> None:
         if self._keeper is not None:
@@ -235,7 +243,6 @@ class RunningSyphon:
             tell(self._listeners, Warned(text))
         for report in reports:
             if report.error is not None:
-                self._error = report.error
                 raise report.error
         if self._until_empty:
             nothing = all(is_empty(report.left or {}) for report in reports) and self.overflow_empty
@@ -267,8 +274,8 @@ class RunningSyphon:
         try:
             with self._write:
                 DeltaState(spark, self.options.state).note_transfers(rows)
-        except StateError as error:  # what was moved is moved: better an entry too few than everything sent again
-            tell(self._listeners, Warned(f"{len(rows)} rows for the table transfers are not written: {error}"))
+        except Exception as error:  # noqa: BLE001 - what was moved is moved: better an entry too few than no syphon
+            tell(self._listeners, Warned(f"{len(rows)} rows for the table transfers are not written: {told(error)}"))
 
     def _let_go(self) -> None:
         if self._overflow is not None:

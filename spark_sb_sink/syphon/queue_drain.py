@@ -25,6 +25,8 @@ LINGER = 5.0
 """Seconds that polls, and messages which came between two runs, wait for the next one."""
 LOOK_EVERY = 0.1
 """Seconds between looks at the board while nothing can move; they cost no operation."""
+LOCK_DURATION = 60.0
+"""Seconds for which a backlog queue locks a message, as pairing makes it."""
 CANCEL_AGAIN = 3.0
 """Seconds after which what was cancelled and goes on is cancelled again; longer than a link takes to close."""
 _AT_ONCE = 200
@@ -61,6 +63,9 @@ class QueueDrain:
         self._lanes: dict[str, Lane] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._polling = False
+        self._ahead = 0.0
+        """Seconds that this machine's clock seems to be ahead of the service's."""
+        shared.queues.append(self._due)
 
     def start(self) -> None:
         """What does not run already."""
@@ -74,7 +79,7 @@ class QueueDrain:
         """End a poll that is under way, before messages are given back: its credit would bring them here again."""
         if self._polling:
             await end([self._tasks[self._serve.__name__]])
-            await self.intake.pause()
+        await self.intake.pause()
 
     async def give_up(self) -> None:
         """End the poll and detach, so that no credit stays behind; what it brought meanwhile goes back."""
@@ -94,8 +99,9 @@ class QueueDrain:
 
     @property
     def at_rest(self) -> bool:
-        """Nothing of it is in hand."""
-        return not self.busy and not self.settler.held and not self.deferred.busy
+        """Nothing of it is in hand, and nothing comes but what a poll brings."""
+        idle = not self.intake.buffered if self._polling else not self.intake.owed
+        return idle and not self.busy and not self.settler.held and not self.deferred.busy
 
     async def close(self) -> None:
         await end(self._tasks.values())
@@ -105,8 +111,7 @@ class QueueDrain:
 
     async def _serve(self) -> None:
         while True:
-            await self._shared.receiving.wait()
-            await self.settler.fewer_than(WINDOW * 3 // 4, self._room)
+            await self._room_in_a_run()
             room = WINDOW - len(self.settler.held)
             most = appetite(
                 self.abilities().values(), fitting(room, self._room - self.settler.held_bytes, self._average)
@@ -114,13 +119,35 @@ class QueueDrain:
             if not most:
                 await self._wait_for_one_that_can()
                 continue
+            allowed = self.allowed()
+            if allowed == 0:
+                await self.intake.pause()
+                await self._shared.pair.clock.sleep(LOOK_EVERY)
+                continue
+            most = most if allowed is None else min(most, allowed)
             self._polling = True
             try:
-                deliveries = await self.intake.receive(most)
+                deliveries = await self.intake.receive(most, self._room - self.settler.held_bytes)
             finally:
                 self._polling = False
             if deliveries:
                 await self._take_up(deliveries)
+
+    async def _room_in_a_run(self) -> None:
+        """Room may come by what the end of a run gives back: that is for the next one. Meanwhile nothing waits locked
+        in the receiver, where nobody renews it."""
+        window = WINDOW * 3 // 4
+        while not self._shared.receiving.is_set() or self.settler.has(window, self._room):
+            await self.intake.pause()
+            await self._shared.receiving.wait()
+            await self.settler.fewer_than(window, self._room)
+
+    def allowed(self) -> int | None:
+        """How many more to take in hand, so that no more is received than the rate lets go; None without a rate."""
+        return self._shared.allowed(self._due())
+
+    def _due(self) -> int:
+        return sum(self._waiting(path) for path, can in self.abilities().items() if can is Can.MOVE)
 
     async def _wait_for_one_that_can(self) -> None:
         """Nothing moves: ask for nothing, and look no further than at the board. Pings go on by themselves."""
@@ -132,7 +159,7 @@ class QueueDrain:
 
     async def _take_up(self, deliveries: Sequence[RawDelivery]) -> None:
         brought_by = self.intake.receiver
-        self._learn_lock(deliveries[0])
+        self.learn_lock(deliveries[0].payload)
         await self._next_run()
         self.busy = True
         try:
@@ -140,16 +167,20 @@ class QueueDrain:
         finally:
             self.busy = False
 
-    def _learn_lock(self, delivery: RawDelivery) -> None:
-        until = locked_until(delivery.payload)
+    def learn_lock(self, payload: bytes) -> None:
+        """From a message that was locked a moment ago: how long its lock lasts, and what the service's clock says."""
+        until = locked_until(payload)
         if until is not None:
-            self.settler.lock_lasts(until - self._shared.wall_clock())
+            left = until - self._shared.wall_clock()
+            self.settler.lock_lasts(left)
+            # The service's time is that less the queue's lock duration. In doubt a message lives.
+            self._ahead = max(0.0, LOCK_DURATION - left)
 
     async def _restore(self, deliveries: Sequence[RawDelivery], brought_by: RawReceiver | None) -> int:
         """In pieces, as others want their turn in the loop; how many bytes they were."""
         size = 0
         for start in range(0, len(deliveries), _AT_ONCE):
-            now_ms = int(self._shared.wall_clock() * 1000)
+            now_ms = self.now_ms()
             items: list[Item] = []
             for delivery in deliveries[start : start + _AT_ONCE]:
                 item = self.item(delivery.payload, delivery.tag, now_ms)
@@ -168,6 +199,10 @@ class QueueDrain:
             await self._shared.pair.clock.sleep(LOOK_EVERY / 2)
 
     # Restore
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970, by the service's clock where ours is ahead of it."""
+        return int((self._shared.wall_clock() - self._ahead) * 1000)
 
     def item(self, payload: bytes, tag: bytes, now_ms: int) -> Item:
         """The delivery as a message for its entity; one that can never be moved has the reason instead."""
@@ -206,6 +241,7 @@ class QueueDrain:
                 self._waiting(path),
                 refused=shared.refuses(path),
                 doubtful=path in shared.refused,
+                busy=shared.busy(path) > 0,
             )
             for path in self.shown
         }
@@ -236,8 +272,10 @@ class QueueDrain:
         if over or decide(Can.NOT, others) is Do.RELEASE:
             self._back(items)
             return
-        self.deferred.expect(items[0].path)
-        self.settler.settle_soon(items, DEFER)
+        path = items[0].path
+        self.deferred.expect(path)
+        # And again once they are: a look in between has not seen them.
+        self.settler.settle_soon(items, DEFER, then=lambda: self.deferred.expect(path))
 
     def _back(self, items: Sequence[Item]) -> None:
         for outcome, group in (

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 BURST = 1.0
 """Seconds of the rate that may go out at once after a pause."""
 
+AHEAD = 2.0
+"""Seconds of the rate that are in hand; no longer than the end of a run waits for them."""
+
 OVERFLOW_SHARE = 0.5
 """Of the rate, while both the backlog and the overflow are drained."""
 _LOOK = 0.2
@@ -47,6 +50,19 @@ class Shares:
             yield not stop.is_set()
         finally:
             self._wanted = False
+
+
+def in_hand(rate: float | None, mine: int, all_queues: int, queues: int) -> int | None:
+    """How many more messages a queue may have in hand, of those that only wait for the rate; None without one.
+
+    Each queue has its share, and one may have more while others need less.
+    """
+    if rate is None:
+        return None
+    whole = max(1, int(rate * AHEAD))
+    share = max(1, whole // queues)
+    free = max(share - mine, whole - all_queues)
+    return free if 4 * free >= share else 0  # not one by one
 
 
 @dataclass

@@ -18,6 +18,8 @@ from spark_sb_sink.wire import IdleDetachedError, RawDelivery, RawReceiver
 
 LONGEST_PAUSE = 30.0
 """Seconds between tries at a backlog queue that is out."""
+LIVES = 1.0
+"""Seconds that a link lives at least which the service detaches for being idle."""
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,15 +43,28 @@ class Intake:
         self._shared = shared
         self._receiver: RawReceiver | None = None
         self._opening = asyncio.Lock()
+        self._pausing = asyncio.Lock()
+        self._opened_at = 0.0
         self._poll_until: float | None = None
         self._backoff = Backoff(longest=LONGEST_PAUSE)
+
+    @property
+    def buffered(self) -> bool:
+        """Whether messages came that nobody has received yet."""
+        return self._receiver is not None and bool(self._receiver.buffered)
+
+    @property
+    def owed(self) -> bool:
+        """Whether there are such, or credit for more."""
+        return self._receiver is not None and self._receiver.owed
 
     @property
     def receiver(self) -> RawReceiver | None:
         return self._receiver
 
-    async def receive(self, most: int) -> list[RawDelivery]:
-        """What there is, up to so many; nothing at the end of a long poll, or when the queue is out."""
+    async def receive(self, most: int, room: int) -> list[RawDelivery]:
+        """What there is, up to so many, and not much more than so many bytes; nothing at the end of a long poll, or
+        when the queue is out."""
         clock = asyncio.get_running_loop().time
         if self._poll_until is None:
             self._poll_until = clock() + self._shared.options.long_poll
@@ -58,10 +73,10 @@ class Intake:
             receiver: RawReceiver | None = None
             try:
                 receiver = await self._open()
-                found = await receiver.receive(most, left)
+                found = await receiver.receive(most, left, room)
             except IdleDetachedError as error:
-                # As the service does with idle links: the poll goes on over the next one, if that is let in.
-                if receiver is None:
+                # As the service does with idle links: the poll goes on over the next one, if that is let in and stays.
+                if receiver is None or clock() - self._opened_at < LIVES:
                     await self._failed(error)
                 continue
             except ClosedError:
@@ -114,6 +129,7 @@ class Intake:
                     await receiver.close()
                     raise
                 self._receiver = receiver
+                self._opened_at = asyncio.get_running_loop().time()
             return self._receiver
 
     async def _failed(self, error: Exception) -> None:
@@ -126,13 +142,19 @@ class Intake:
         await self._shared.pair.clock.sleep(wait)
 
     async def pause(self) -> None:
-        """Take the credit back for a time without receiving."""
+        """Take the credit back for a time without receiving, and give back what nobody has received."""
         self._poll_until = None
-        if self._receiver is not None and not self._receiver.broken:
+        async with self._pausing:
+            receiver = self._receiver
+            if receiver is None or not receiver.owed:
+                return
             try:
-                await self._receiver.pause()
-            except Exception as error:  # noqa: BLE001 - then the link is gone, and so is its credit
+                await receiver.pause()
+            except Exception as error:  # noqa: BLE001 - then it is thrown away, and its credit with it
                 _LOG.debug("pausing %s: %s", self.queue, redact(repr(error)))
+                if self._receiver is receiver:
+                    self._receiver = None
+                await receiver.close()
 
     async def close(self) -> None:
         self._poll_until = None

@@ -81,6 +81,8 @@ class Lane:
         where = route(state)
         if where is Route.BACKLOG or self._shared.refuses(self.path) or not self._shared.sending.is_set():
             self._strand()
+        elif wait := self._shared.busy(self.path):
+            await self._shared.pause(wait)
         elif where is Route.PRIMARY or not await self._pair.pinger.ping(self.path):
             await self._send(state)
 
@@ -130,7 +132,7 @@ class Lane:
         match fault.kind:
             case Kind.THROTTLED:
                 self._record(SendThrottled(state.epoch))
-                await self._shared.pause(fault.wait)
+                self._shared.busy_until[self.path] = self._shared.now() + fault.wait
             case Kind.MISCONFIGURED if fault.claim_missing:
                 error = MisconfiguredSendError(
                     namespace=self._pair.primary, entity=self.path, claim=fault.claim or "Send", detail=fault.text

@@ -6,14 +6,15 @@ lock still holds; the local clock only says when to ask.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from spark_sb_sink.errors import redact
+from spark_sb_sink.syphon.planning import Halving
 from spark_sb_sink.syphon.receive import Intake, RefusedRequestError
 from spark_sb_sink.syphon.restore import Item
 from spark_sb_sink.syphon.shared import Shared
 from spark_sb_sink.timing import Backoff
-from spark_sb_sink.wire import COMPLETE, DEFER, RELEASE, Outcome, Settled, SettleResult
+from spark_sb_sink.wire import COMPLETE, DEFER, RELEASE, Outcome, RawReceiver, Settled, SettleResult
 
 AT_ONCE = 200
 """Lock tokens in one request."""
@@ -50,18 +51,19 @@ class Settler:
         """How long a lock seems to last. A guess, as two clocks are compared: it only makes us renew sooner."""
         self.renew_after = min(RENEW_AFTER, max(RENEW_AFTER_AT_LEAST, seconds / 3))
 
-    def settle_soon(self, items: Sequence[Item], outcome: Outcome) -> None:
-        """Settle while the next messages are already on their way."""
+    def settle_soon(self, items: Sequence[Item], outcome: Outcome, then: Callable[[], None] = lambda: None) -> None:
+        """Settle while the next messages are already on their way, and say when it is done."""
         if items:
-            task = asyncio.get_running_loop().create_task(self.settle(items, outcome))
+            task = asyncio.get_running_loop().create_task(self.settle(items, outcome, then))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def settle(self, items: Sequence[Item], outcome: Outcome) -> None:
+    async def settle(self, items: Sequence[Item], outcome: Outcome, then: Callable[[], None] = lambda: None) -> None:
         try:
             for item, answer in await self._answers(items, outcome):
                 self._note(item, outcome, answer)
         finally:
+            then()
             for item in items:
                 self._let_go(item)
 
@@ -85,6 +87,8 @@ class Settler:
 
     async def _answers(self, items: Sequence[Item], outcome: Outcome) -> list[tuple[Item, Settled]]:
         answers: list[tuple[Item, Settled]] = []
+        asked: set[Item] = set()
+        """Those whose settlement may have been applied already, unheard: then their lock is gone by that."""
         by_token: list[Item] = []
         linked: list[Item] = []
         for item in items:
@@ -103,6 +107,7 @@ class Settler:
                 result = results.get(delivery.delivery_id)
                 if result is None or result.settled is Settled.UNKNOWN:
                     by_token.append(item)
+                    asked.add(item)
                 else:
                     answers.append((item, result.settled))
         # By token there is no release: what came over a link that is gone becomes free when its lock runs out.
@@ -111,37 +116,50 @@ class Settler:
             by_token = [item for item in by_token if item.deferred]
         for start in range(0, len(by_token), AT_ONCE):
             portion = by_token[start : start + AT_ONCE]
+            found: dict[Item, Settled] = {}
             try:
-                answers += await self._by_token(portion, outcome)
+                await self._by_token(portion, outcome, asked, found)
             except Exception as error:  # noqa: BLE001 - the locks run out, and whoever gets them then settles them
-                _LOG.warning("%d messages of %s not settled: %s", len(portion), self._intake.queue, redact(repr(error)))
-                answers += [(item, Settled.UNKNOWN) for item in portion]
+                _LOG.warning("messages of %s not settled: %s", self._intake.queue, redact(repr(error)))
+            answers += [(item, found.get(item, Settled.UNKNOWN)) for item in portion]
         return answers
 
-    async def _by_token(self, items: Sequence[Item], outcome: Outcome) -> list[tuple[Item, Settled]]:
-        """A request fails as a whole for one lock that is lost: halve until that one stands alone.
+    async def _by_token(
+        self, items: Sequence[Item], outcome: Outcome, asked: set[Item], found: dict[Item, Settled]
+    ) -> None:
+        """A request fails as a whole for one lock that is lost: halve until that one stands alone, while some are not.
 
         One that is refused for another reason is made again, until the time for a settlement is up.
         """
-        tokens = [item.token for item in items]
         backoff = Backoff()
         until = self._shared.now() + self._shared.options.send_timeout
-        while True:
+        plan = Halving(range(len(items)))
+        while numbers := plan.next():
+            part = [items[number] for number in numbers]
+            tokens = [item.token for item in part]
+            tries = 0
+
+            async def settle(receiver: RawReceiver) -> None:
+                nonlocal tries
+                tries += 1
+                await receiver.settle_deferred(tokens, outcome)  # noqa: B023 - it is over before the next turn
+
             try:
-                await self._intake.ask(lambda receiver: receiver.settle_deferred(tokens, outcome))
+                await self._intake.ask(settle)
             except RefusedRequestError as refusal:
+                if tries > 1 or not refusal.fault.lock_lost:
+                    asked.update(part)
                 if refusal.fault.lock_lost:
-                    break
+                    plan.failed()
+                    if len(part) == 1:
+                        found[part[0]] = Settled.UNKNOWN if part[0] in asked else Settled.LOCK_LOST
+                    continue
                 if not refusal.fault.wait and self._shared.now() >= until:
                     raise
                 await self._shared.pair.clock.sleep(refusal.fault.wait or backoff.next())
             else:
-                return [(item, Settled.ACCEPTED) for item in items]
-        if len(items) == 1:
-            return [(items[0], Settled.LOCK_LOST)]
-        middle = len(items) // 2
-        first = await self._by_token(items[:middle], outcome)
-        return first + await self._by_token(items[middle:], outcome)
+                plan.succeeded()
+                found.update(dict.fromkeys(part, Settled.ACCEPTED))
 
     async def renew(self) -> None:
         """Until cancelled: renew the locks of what is held for long."""
@@ -156,26 +174,27 @@ class Settler:
                     _LOG.warning("locks of %s not renewed: %s", self._intake.queue, redact(repr(error)))
 
     async def _renew(self, items: Sequence[Item]) -> None:
-        items = [item for item in items if item in self.held]
-        if not items:
-            return
-        tokens = [item.token for item in items]
-        try:
-            await self._intake.ask(lambda receiver: receiver.renew_locks(tokens))
-        except RefusedRequestError as refusal:
-            if not refusal.fault.lock_lost:
-                return  # the locks hold all the same, and the next look asks again
-            if len(items) == 1:
-                # Settled a moment ago, or lost: then it is not sent any more, for somebody else may have it.
-                items[0].lost = items[0] in self.held
-                return
-            middle = len(items) // 2
-            await self._renew(items[:middle])
-            await self._renew(items[middle:])
-            return
-        now = self._shared.now()
-        for item in items:
-            item.since = now
+        plan = Halving(range(len(items)))
+        left = set(items)
+        while numbers := plan.next():
+            part = [items[number] for number in numbers if items[number] in self.held]
+            tokens = [item.token for item in part]
+            try:
+                await self._intake.ask(lambda receiver, tokens=tokens: receiver.renew_locks(tokens))  # type: ignore[misc]
+            except RefusedRequestError as refusal:
+                if not refusal.fault.lock_lost:
+                    return  # the locks hold all the same, and the next look asks again
+                plan.failed()
+                continue
+            plan.succeeded()
+            left.difference_update(items[number] for number in numbers)
+            now = self._shared.now()
+            for item in part:
+                item.since = now
+        # Settled a moment ago, or lost, alone or one of many: then it is not sent any more, for somebody else may have
+        # it. What is not lost in truth comes again once its lock is over.
+        for item in left:
+            item.lost = item in self.held
 
     def drop_lost(self, items: Iterable[Item]) -> None:
         """Those whose lock is lost before they were sent: they are somebody else's."""
@@ -183,9 +202,13 @@ class Settler:
             self._note(item, COMPLETE, Settled.LOCK_LOST)
             self._let_go(item)
 
+    def has(self, count: int, held_bytes: int) -> bool:
+        """Whether so many are held."""
+        return len(self.held) >= count or self.held_bytes >= held_bytes
+
     async def fewer_than(self, count: int, held_bytes: int) -> None:
         """Wait until fewer are held."""
-        while len(self.held) >= count or self.held_bytes >= held_bytes:
+        while self.has(count, held_bytes):
             self._changed.clear()
             await self._changed.wait()
 

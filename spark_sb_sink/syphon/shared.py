@@ -11,7 +11,7 @@ from spark_sb_sink.factory import PairedFactory
 from spark_sb_sink.faults import Fault
 from spark_sb_sink.options import Options
 from spark_sb_sink.sender import Pair
-from spark_sb_sink.syphon.rate import Bucket
+from spark_sb_sink.syphon.rate import Bucket, in_hand
 from spark_sb_sink.syphon.receipts import Ledger
 from spark_sb_sink.transport import Side
 
@@ -41,6 +41,10 @@ class Shared:
     refused: dict[str, Refusal] = field(default_factory=dict)
     """Entities that refused our claim when they were last tried."""
     faulted: asyncio.Event = field(default_factory=asyncio.Event)
+    busy_until: dict[str, float] = field(default_factory=dict)
+    """Entities that throttled us, and until when they asked us to wait."""
+    queues: list[Callable[[], int]] = field(default_factory=list)
+    """For each queue, how many of its messages are in hand that only wait for the rate."""
 
     @property
     def options(self) -> Options:
@@ -63,9 +67,19 @@ class Shared:
         refusal = self.refused.get(path)
         return refusal is not None and self.now() < refusal.until
 
+    def busy(self, path: str) -> float:
+        """Seconds for which the entity has asked us to wait still."""
+        return max(0.0, self.busy_until.get(path, 0.0) - self.now())
+
     def refusals(self) -> list[SendError]:
         """What is to be told of entities that refuse our claim."""
         return [refusal.error for path, refusal in self.refused.items() if self.refuses(path)]
+
+    def allowed(self, mine: int) -> int | None:
+        """How many more a queue may take in hand which has so many; None where there is no rate."""
+        if self.bucket.rate is None:
+            return None
+        return in_hand(self.bucket.rate, mine, sum(each() for each in self.queues), len(self.queues))
 
     async def pause(self, seconds: float) -> None:
         """Wait, but not beyond the end of a run."""

@@ -52,13 +52,14 @@ def split(queues: int, tasks: int) -> list[tuple[int, ...]]:
 def take_turn(options: Options, queues: Sequence[int], turn: Turn, folder: str) -> TurnReport:
     """Drain for one turn: until receipts are worth telling, or `idle` has passed without any."""
     mine = tuple(queues)
+    drain: Drain | None = None
     try:
         drain = drain_for(options, folder, mine)
         report = Report() if turn.look_only else _move(drain, turn)
         left = drain.look(turn.count_to) if turn.count_to else None
         return TurnReport(mine, report, left)
     except SparkSbSinkError as error:
-        return TurnReport(mine, error=error)
+        return TurnReport(mine, Report() if drain is None else drain.untold(), error=error)
 
 
 def _move(drain: Drain, turn: Turn) -> Report:

@@ -32,6 +32,8 @@ from spark_sb_sink.wire.transfer import SERIAL, named_ids, receive_raw, signed
 
 GATHER = 0.25
 """Seconds that a receive which has something waits for the broker to say that there is no more."""
+STEP = 300
+"""Messages that are asked for at once: their sizes are not known before."""
 _PAUSE = 0.02
 """Seconds without a delivery after which a receive with prefetch has all that there is just now."""
 _LOOK = 15.0
@@ -108,6 +110,16 @@ class RawReceiver:
         """How many deliveries came and were not settled, those not yet received among them."""
         return len(self._unsettled)
 
+    @property
+    def buffered(self) -> int:
+        """How many of them were not yet received."""
+        return len(self._buffer)
+
+    @property
+    def owed(self) -> bool:
+        """Whether there are such, or credit for more."""
+        return bool(self._buffer) or (not self.broken and self._line.link.current_link_credit > 0)
+
     async def open(self) -> None:
         with _reopenable(self.queue):
             await self._line.open(self._prepare)
@@ -118,23 +130,37 @@ class RawReceiver:
         link._incoming_disposition = self._on_disposition
         link._incoming_flow = self._on_flow
 
-    async def receive(self, max_count: int, max_wait: float) -> list[RawDelivery]:
+    async def receive(self, max_count: int, max_wait: float, max_bytes: int | None = None) -> list[RawDelivery]:
         """What there is, up to `max_count`, as soon as there is something; nothing after `max_wait` seconds.
 
+        No more is asked for once `max_bytes` are there; what was asked for before comes all the same, `STEP` at most.
         Raises `IdleDetachedError` when the service has detached the link for being idle.
         """
         with _reopenable(self.queue):
             self._line.check()
             until = asyncio.get_running_loop().time() + max_wait
-            await self._wait(1, until, max(max_count, self._prefetch))
             if self._prefetch:
+                await self._wait(1, until, max(max_count, self._prefetch))
                 if self._buffer:
                     await self._wait(max_count, asyncio.get_running_loop().time() + _PAUSE, self._prefetch)
-            elif self._line.link.current_link_credit > 0:
-                # The broker uses the credit for what it has just now, and gives the rest back.
-                await self._drain()
+            else:
+                await self._take(max_count, until, max_bytes)
         self.last_used = self._clock()
         return [self._buffer.popleft() for _ in range(min(max_count, len(self._buffer)))]
+
+    async def _take(self, max_count: int, until: float, max_bytes: int | None) -> None:
+        """Fill the buffer step by step, as nobody knows how large messages are before they came."""
+        wanted = min(max_count, STEP)
+        await self._wait(1, until, wanted)
+        if self._line.link.current_link_credit > 0:
+            await self._drain()
+        while len(self._buffer) >= wanted and wanted < max_count:
+            if max_bytes is not None and sum(len(delivery.payload) for delivery in self._buffer) >= max_bytes:
+                return
+            wanted = min(max_count, wanted + STEP)
+            async with self._line.deadline("credit could not be given"):
+                await self._line.authorise()
+            await self._drain(credit=wanted - len(self._buffer))
 
     async def _wait(self, count: int, until: float, credit: int) -> None:
         """Wait for so many deliveries in the buffer, with credit given, not beyond a time of the loop's clock."""
@@ -156,13 +182,14 @@ class RawReceiver:
             if credit > link.current_link_credit:
                 await link.flow(link_credit=credit)
 
-    async def _drain(self) -> None:
+    async def _drain(self, within: float = GATHER, credit: int | None = None) -> None:
+        """Let the broker use the credit for what it has just now, and give back the rest."""
         link = self._line.link
         self._drained = self._line.expect()
         async with self._line.deadline("credit could not be taken back"):
-            await link.flow(link_credit=link.current_link_credit, drain=True)
+            await link.flow(link_credit=link.current_link_credit if credit is None else credit, drain=True)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GATHER):
+            async with asyncio.timeout(within):
                 await self._drained
 
     async def pause(self) -> None:
@@ -170,7 +197,10 @@ class RawReceiver:
         with _reopenable(self.queue):
             self._line.check()
             if self._line.link.current_link_credit > 0:
-                await self._drain()
+                await self._drain(self._line.timeout)
+                if self._line.link.current_link_credit > 0:
+                    self._line.broken = True  # more may come at any time, and nobody would look after it
+                    raise TimeoutError(f"{self.queue}: credit was not given back within {self._line.timeout:g} s")
             waiting = list(self._buffer)
             self._buffer.clear()
             await self.settle(waiting, RELEASE)
@@ -231,6 +261,8 @@ class RawReceiver:
     async def close(self) -> None:
         """Give back what was not settled, and close, in two seconds at most; never raises."""
         await self._line.close(before=self._give_back)
+        for settlement in set(self._settling.values()):
+            self._wake(settlement.done)  # no answer comes any more
         self._buffer.clear()
         self._unsettled.clear()
 

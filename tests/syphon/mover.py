@@ -1,6 +1,9 @@
 """The moving core as a plain process that dies, as by kill -9, at a moment of its own choosing.
 
-python -m tests.syphon.mover OPTIONS_FILE FOLDER PHASE SEED
+python -m tests.syphon.mover OPTIONS_FILE PHASE
+
+For each line with a folder and a seed as JSON, one process that works and dies; its exit code is a line of the answer.
+Forked, before anything runs here, as Spark forks its workers: a new Python would take longer to start than to die.
 """
 
 import asyncio
@@ -9,6 +12,7 @@ import os
 import random
 import signal
 import sys
+import traceback
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -50,17 +54,30 @@ def doom(phase: str, rng: random.Random) -> None:
     if phase == PHASES[0]:
         wrap(Lane, "_attempt", lambda *_: True)
     elif phase == PHASES[1]:
-        wrap(Settler, "settle", lambda _, items, outcome: outcome == COMPLETE)
+        wrap(Settler, "settle", lambda _, items, outcome, *__: outcome == COMPLETE)
     elif phase == PHASES[2]:
-        wrap(Settler, "settle", lambda _, items, outcome: outcome == DEFER and not all(i.deferred for i in items))
+        wrap(Settler, "settle", lambda _, items, outcome, *__: outcome == DEFER and not all(i.deferred for i in items))
     elif phase == PHASES[3]:
         wrap(RawReceiver, "receive_deferred", lambda *_: True, after=True)
 
 
-def main(file: str, folder: str, phase: str, seed: str) -> None:
-    doom(phase, random.Random(int(seed)))
+def move(file: str, folder: str, phase: str, seed: int) -> None:
+    doom(phase, random.Random(seed))
     options = Options.from_dict(json.loads(Path(file).read_text()))
-    drain_for(options, folder, range(options.backlog_queue_count)).run(120)
+    drain_for(options, folder, range(options.backlog_queue_count)).run(60)
+
+
+def main(file: str, phase: str) -> None:
+    for line in sys.stdin:
+        folder, seed = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            try:
+                move(file, folder, phase, seed)
+            except Exception:  # noqa: BLE001 - the parent tells that it did not die
+                traceback.print_exc()
+            os._exit(1)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
 if __name__ == "__main__":

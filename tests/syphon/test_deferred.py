@@ -5,9 +5,13 @@ from spark_sb_sink.broker.faults import Busy, ManagementAnswer, Refuse, Shape
 from spark_sb_sink.envelope import wrap
 from spark_sb_sink.failover import Health
 from spark_sb_sink.syphon import until_empty
+from spark_sb_sink.syphon.deferred import LOOK_EVERY, LOOK_FOR_BACK
+from spark_sb_sink.syphon.queue_drain import LINGER
 from spark_sb_sink.syphon.settle import RENEW_AFTER
+from spark_sb_sink.wire import DEFER
+from tests.conftest import await_that
 from tests.paired.ground import MovableClock, health
-from tests.syphon.field import Field, message
+from tests.syphon.field import Field, message, receive_raw
 from tests.syphon.test_messages import foreign, properties
 
 PAGES = 1500
@@ -46,6 +50,34 @@ def test_looking_for_deferred_messages_ends_once_there_are_none(field: Field) ->
     before = requests(field)
     drain.run(2)
     assert requests(field) == before
+
+
+def test_what_a_syphon_that_died_had_deferred_is_found_by_the_look_once_an_hour(field: Field) -> None:
+    entity, clock = field.entity(), MovableClock()
+    drain = field.drain(clock=clock, long_poll="600s")
+    [queue] = drain.queues
+    drain.run(30, until=lambda: queue.deferred._look_at > clock.now())
+    clock.ahead += LINGER  # so that it is not to us that they come first
+    await_that(lambda: queue.intake.receiver is None)
+    field.defer([wrap(message("one"), entity)])
+    drain.run(0.5)
+    assert field.in_backlog()["deferred"] == 1, "nobody told, and there is no reason to look"
+    clock.ahead += LOOK_EVERY
+    field.until_empty(drain)
+    assert field.accepted(entity) == 1
+
+
+def test_what_a_syphon_that_died_had_deferred_is_found_when_its_entity_is_back(field: Field) -> None:
+    entity, clock = field.entity(), MovableClock()
+    drain = field.drain(clock=clock, long_poll="600s", failover_interval="0s", ping_interval="1s")
+    hung = field.primary.hang(Refuse(), entity)
+    field.backlog_for(entity, 1)
+    drain.run(60, until=lambda: health(drain.factory, entity) is Health.FAILED_OVER and drain.at_rest)
+    receive_raw(field.secondary.connection_string, field.queue(0), 1, DEFER)
+    clock.ahead += LOOK_FOR_BACK
+    field.primary.undo(hung)
+    field.until_empty(drain)
+    assert field.accepted(entity) == 1
 
 
 def test_a_peek_that_is_throttled_waits_as_asked_also_over_the_end_of_a_run(field: Field) -> None:

@@ -50,6 +50,10 @@ def test_a_side_that_is_closed_in_a_run_takes_the_other_with_it_and_nothing_is_l
     assert caught.value.first == side.value
     taken = field.taken(entity) | field.taken(other)
     assert set(taken) <= set(ids)
+    told = drain.untold()
+    completed = sum(what.get("completed", 0) for what in field.secondary.tally(field.queue(0)).values())
+    assert 0 < told.moved <= completed <= told.moved + told.total("unconfirmed"), "receipts of the run that raised"
+    assert drain.untold().receipts == ()
     counts = field.in_backlog()
     # What was sent and could not be settled any more comes again, with the same id.
     assert len(taken) + counts["active"] + counts["locked"] >= len(ids)

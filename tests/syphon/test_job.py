@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 from spark_sb_sink.broker import BrokerProcess
 from spark_sb_sink.broker.faults import Reject
 from spark_sb_sink.cli import app
+from spark_sb_sink.errors import PairingError
+from spark_sb_sink.pairing_keeper import PairingKeeper
 from spark_sb_sink.syphon.job import run
 from tests.conftest import await_that
 from tests.sink.support import SinkGround
@@ -129,6 +131,33 @@ def test_a_signal_ends_it_and_what_is_left_is_told(
         assert (code, told) == (0, "")
     assert 0 < ground.accepted(entity) < 400
     assert not sum(ground.secondary.counts(ground.queue(number))["locked"] for number in range(2))
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (PairingError("no queues", namespace="n"), 2, "syphon.py: no queues\n"),
+        (RuntimeError("an executor was lost"), 1, "syphon.py: the syphon ended: A turn of the syphon failed: "),
+    ],
+    ids=["ours", "Spark's"],
+)
+def test_what_ends_a_turn_ends_it_with_a_sentence(
+    ground: SinkGround,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    code: int,
+    told: str,
+) -> None:
+    def fails(keeper: PairingKeeper) -> None:
+        raise error
+
+    monkeypatch.setattr(PairingKeeper, "check", fails)
+    assert drain(ground, conf(ground), None, as_json=False, until_empty=False) == code
+    found = capsys.readouterr().err
+    assert told in found
+    assert str(error) in found
+    assert "Traceback" not in found
 
 
 def test_a_credential_that_is_refused_ends_it_with_exit_code_1_and_says_which_side_went_first(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from spark_sb_sink.failover import Health
 from spark_sb_sink.syphon.empty import until_empty
 from spark_sb_sink.syphon.planning import LANE_SHARE, PROBE, Can, Do, Halving, ability, appetite, decide, fitting
-from spark_sb_sink.syphon.rate import OVERFLOW_SHARE, Bucket, Shares, task_share
+from spark_sb_sink.syphon.rate import AHEAD, OVERFLOW_SHARE, Bucket, Shares, in_hand, task_share
 from spark_sb_sink.syphon.receipts import Ledger, Receipt, Report
 
 CANS = st.lists(st.sampled_from(Can), max_size=5)
@@ -99,6 +99,16 @@ def test_no_more_goes_out_than_the_rate_allows(rate: float, asked: list[tuple[fl
         assert sent <= now * rate + bucket.burst + 1e-3
     wait = bucket.wait(now)
     assert bucket.take(now + wait + 1e-6, 1) == 1
+
+
+@given(st.floats(0.1, 5000), st.lists(st.integers(0, 20_000), min_size=1, max_size=12))
+def test_what_is_in_hand_for_the_rate_is_bounded_and_no_queue_goes_without(rate: float, held: list[int]) -> None:
+    for mine in held:
+        free = in_hand(rate, mine, sum(held), len(held))
+        assert free is not None
+        assert free == 0 or mine + free <= max(1, rate * AHEAD)
+        assert free or mine
+    assert in_hand(None, 1, 1, 1) is None
 
 
 @given(st.floats(1, 1e6), st.integers(1, 50), st.booleans())

@@ -151,12 +151,18 @@ def test_a_running_syphon_moves_what_comes(ground: SinkGround) -> None:
     fault = ground.primary.hang(Reject(), entity)
     sink = ground.sink(failover_interval="0s", ping_interval="30m")
     sink.write(ground.rows([entity], 30, tag="a-"))
+    state = ground.folder / "state"
+    state.mkdir()
+    (state / "transfers").write_text("here is no table")
     with syphon(ground, ping_interval="1s").start(ground.spark) as one:
+        one.options = ground.options(state=str(state))  # for its notes alone: no overflow to drain
         ground.primary.undo(fault)
         await_that(lambda: ground.accepted(entity) >= 30, 60)
         sink.write(ground.rows([entity], 30, tag="b-"))
         await_that(lambda: ground.primary.counts(entity)["active"] == 60, 60)
+        await_that(lambda: ground.of(Warned), 60)
         assert one.active
+    assert "for the table transfers are not written" in ground.of(Warned)[-1].text
     assert not one.active
 
 
@@ -222,7 +228,9 @@ def test_with_enable_syphon_and_no_slot_to_spare_the_first_batch_says_so(ground:
         sink.write(ground.rows([ground.entity()], 1))
 
 
-def test_a_syphon_beside_the_sink_that_ended_is_told_and_started_again(ground: SinkGround) -> None:
+def test_a_syphon_beside_the_sink_that_ended_is_told_and_started_again(
+    ground: SinkGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
     wrong = re.sub("SharedAccessKey=[^;]+", "SharedAccessKey=d3Jvbmc=", ground.secondary.connection_string)
     sink = ground.sink(secondary=wrong, pairing="assume", long_poll="2s", **CALM)
@@ -242,6 +250,17 @@ def test_a_syphon_beside_the_sink_that_ended_is_told_and_started_again(ground: S
     assert beside.active
     sink.write(ground.rows([entity], 20, tag="c-"))
     assert ground.arrived(entity).total() == 60
+    beside.stop()
+
+    def fails(running: RunningSyphon, *_: Any) -> None:
+        raise RuntimeError("an executor was lost")
+
+    monkeypatch.setattr(RunningSyphon, "_one_turn", fails)
+    now[0] = 122.0
+    beside.look_after(ground.spark)
+    await_that(lambda: not beside.active, 60)
+    beside.look_after(ground.spark)
+    assert "an executor was lost" in ground.of(Warned)[-1].text
     beside.stop()
     assert not beside.active
 

@@ -1,12 +1,16 @@
 """Settlements: over the link that brought a message, and where that is not possible by its lock token."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from spark_sb_sink.broker.faults import Busy
 from spark_sb_sink.errors import ClosedError
 from spark_sb_sink.syphon.restore import Item
-from spark_sb_sink.wire import COMPLETE, RawReceiver
+from spark_sb_sink.syphon.settle import RENEW_AFTER
+from spark_sb_sink.wire import COMPLETE, Outcome, RawDelivery, RawReceiver, Settled, SettleResult
+from tests.paired.ground import MovableClock
 from tests.syphon.field import Field
 
 
@@ -26,6 +30,47 @@ def test_what_a_link_raises_is_no_end_the_lock_token_settles_it(field: Field, mo
     assert raised
     assert sum(receipt.moved for receipt in report.receipts) == 20
     assert set(field.taken(entity).values()) == {1}
+
+
+def test_a_settlement_whose_answer_was_lost_is_unconfirmed_and_no_lost_lock(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = RawReceiver.settle
+
+    async def unheard(receiver: RawReceiver, deliveries: Sequence[RawDelivery], outcome: Outcome) -> Any:
+        deliveries = list(deliveries)
+        await plain(receiver, deliveries, outcome)
+        return {delivery.delivery_id: SettleResult(Settled.UNKNOWN) for delivery in deliveries}
+
+    monkeypatch.setattr(RawReceiver, "settle", unheard)
+    entity, drain = field.entity(), field.drain()
+    field.backlog_for(entity, 2000)
+    report = field.until_empty(drain)
+    assert (report.moved, report.total("lost_locks"), report.total("unconfirmed")) == (0, 0, 2000)
+    # Where all of a request are gone, it is not halved down to each of them.
+    assert int(field.secondary.counters(field.queue(0))["management"]) < 500
+
+
+def test_many_locks_that_were_lost_at_once_are_not_asked_after_one_by_one(field: Field) -> None:
+    entity, clock = field.entity(), MovableClock()
+    drain = field.drain(clock=clock)
+    field.primary.hang(Busy(count=1, description="Please wait 60 seconds."), entity)
+    field.backlog_for(entity, 500)
+    held = drain.queues[0].settler.held
+
+    def moves() -> bool:
+        if not clock.ahead and drain._shared.busy(entity) and len(held) == 500:
+            field.secondary.expire_locks(field.queue(0))
+            clock.ahead = RENEW_AFTER + 5
+        elif clock.ahead == RENEW_AFTER + 5 and sum(item.lost for item in list(held)) == 500:
+            clock.ahead += 60
+        return field.empty()()
+
+    report = drain.run(60, until=moves)
+    assert field.empty()()
+    assert field.accepted(entity) == report.moved == 500, "what had been lost was not sent by who had lost it"
+    assert report.total("lost_locks") == 500
+    assert int(field.secondary.counters(field.queue(0))["management"]) < 100
 
 
 def test_a_delivery_is_settled_over_the_link_that_brought_it(field: Field) -> None:

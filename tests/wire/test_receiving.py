@@ -20,6 +20,7 @@ from spark_sb_sink.wire import (
     SettleResult,
     dead_letter,
 )
+from spark_sb_sink.wire.receiving import STEP
 from spark_sb_sink.wire.settling import ranges
 from spark_sb_sink.wire.transfer import named_ids, signed
 from tests.conftest import await_that
@@ -52,6 +53,18 @@ async def test_a_receive_returns_as_soon_as_something_is_there(sender: Open, rec
     await asyncio.sleep(0)
     await raw.send(message(1), batch=False)
     assert len(await asyncio.wait_for(waiting, 30)) == 1, "it waited for more"
+
+
+async def test_a_receive_asks_for_no_more_than_a_step_beyond_its_bytes(
+    sender: Open, receiver: Open, namespace: NamespaceHandle, queue: str
+) -> None:
+    into = await receiver(queue)
+    await fill(sender, queue, 4 * STEP)
+    found = await into.receive(4 * STEP, 10, 1000)
+    assert len(found) == namespace.counts(queue)["locked"] == STEP, "the first step has more than 1,000 bytes"
+    found = await into.receive(4 * STEP, 10)
+    assert len(found) == 3 * STEP, "all that there is"
+    assert not into.owed
 
 
 async def test_an_empty_queue_gives_an_empty_list_when_the_wait_is_over(receiver: Open, queue: str) -> None:
