@@ -6,6 +6,7 @@ Runs as tasks in the factory's loop, from run to run. What it knows of the queue
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
 
 from spark_sb_sink.envelope import TtlPolicy
 from spark_sb_sink.errors import ClosedError, redact
@@ -35,7 +36,7 @@ _AT_ONCE = 200
 _LOG = logging.getLogger(__name__)
 
 
-async def end(tasks: Iterable["asyncio.Task[None]"], again: float = CANCEL_AGAIN) -> None:
+async def end(tasks: Iterable["asyncio.Task[Any]"], again: float = CANCEL_AGAIN) -> None:
     """Cancel tasks and wait for their end. Again and again: see `wire.deadline` for why one may be forgotten."""
     left = {task for task in tasks if not task.done()}
     while left:
@@ -62,7 +63,7 @@ class QueueDrain:
         """Between a receive that brought something and the lanes having it."""
         self._lanes: dict[str, Lane] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._polling = False
+        self._polling: asyncio.Task[list[RawDelivery]] | None = None
         self._ahead = 0.0
         """Seconds that this machine's clock seems to be ahead of the service's."""
         shared.queues.append(self._due)
@@ -77,8 +78,8 @@ class QueueDrain:
 
     async def stop_receiving(self) -> None:
         """End a poll that is under way, before messages are given back: its credit would bring them here again."""
-        if self._polling:
-            await end([self._tasks[self._serve.__name__]])
+        if self._polling is not None:
+            await end([self._polling])
         await self.intake.pause()
 
     async def give_up(self) -> None:
@@ -100,7 +101,7 @@ class QueueDrain:
     @property
     def at_rest(self) -> bool:
         """Nothing of it is in hand, and nothing comes but what a poll brings."""
-        idle = not self.intake.buffered if self._polling else not self.intake.owed
+        idle = not self.intake.owed if self._polling is None else not self.intake.buffered
         return idle and not self.busy and not self.settler.held and not self.deferred.busy
 
     async def close(self) -> None:
@@ -125,13 +126,22 @@ class QueueDrain:
                 await self._shared.pair.clock.sleep(LOOK_EVERY)
                 continue
             most = most if allowed is None else min(most, allowed)
-            self._polling = True
-            try:
-                deliveries = await self.intake.receive(most, self._room - self.settler.held_bytes)
-            finally:
-                self._polling = False
-            if deliveries:
+            if deliveries := await self._poll(most):
                 await self._take_up(deliveries)
+
+    async def _poll(self, most: int) -> list[RawDelivery]:
+        """In a task of its own, as it is ended alone."""
+        receive = self.intake.receive(most, self._room - self.settler.held_bytes)
+        self._polling = asyncio.get_running_loop().create_task(receive)
+        try:
+            return await self._polling
+        except asyncio.CancelledError:
+            serving = asyncio.current_task()
+            if serving is None or serving.cancelling():
+                raise
+            return []
+        finally:
+            self._polling = None
 
     async def _room_in_a_run(self) -> None:
         """Room may come by what the end of a run gives back: that is for the next one. Meanwhile nothing waits locked
@@ -153,8 +163,8 @@ class QueueDrain:
         """Nothing moves: ask for nothing, and look no further than at the board. Pings go on by themselves."""
         if all(can is Can.NOT for can in self.abilities().values()):
             await self.intake.pause()
-        self.deferred.look_for_others()
         while self._shared.receiving.is_set() and not appetite(self.abilities().values(), 1):
+            self.deferred.look_for_others()
             await self._shared.pair.clock.sleep(LOOK_EVERY)
 
     async def _take_up(self, deliveries: Sequence[RawDelivery]) -> None:
@@ -278,11 +288,8 @@ class QueueDrain:
         self.settler.settle_soon(items, DEFER, then=lambda: self.deferred.expect(path))
 
     def _back(self, items: Sequence[Item]) -> None:
-        for outcome, group in (
-            (RELEASE, [i for i in items if not i.deferred]),
-            (DEFER, [i for i in items if i.deferred]),
-        ):
-            self.settler.settle_soon(group, outcome)
+        self.settler.settle_soon([i for i in items if i.deferred], DEFER)
+        self.settler.settle_soon([i for i in items if not i.deferred], RELEASE, first=self.stop_receiving)
 
     def _never(self, item: Item, why: Unmovable) -> None:
         outcome: Outcome = dead_letter(why.reason, why.description)

@@ -6,7 +6,7 @@ lock still holds; the local clock only says when to ask.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from spark_sb_sink.errors import redact
 from spark_sb_sink.syphon.planning import Halving
@@ -51,19 +51,40 @@ class Settler:
         """How long a lock seems to last. A guess, as two clocks are compared: it only makes us renew sooner."""
         self.renew_after = min(RENEW_AFTER, max(RENEW_AFTER_AT_LEAST, seconds / 3))
 
-    def settle_soon(self, items: Sequence[Item], outcome: Outcome, then: Callable[[], None] = lambda: None) -> None:
-        """Settle while the next messages are already on their way, and say when it is done."""
+    def settle_soon(
+        self,
+        items: Sequence[Item],
+        outcome: Outcome,
+        *,
+        first: Callable[[], Awaitable[None]] | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        """Settle while the next messages are already on their way; with what is to be done first, and then."""
         if items:
-            task = asyncio.get_running_loop().create_task(self.settle(items, outcome, then))
+            task = asyncio.get_running_loop().create_task(self._settle(items, outcome, first, then))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def settle(self, items: Sequence[Item], outcome: Outcome, then: Callable[[], None] = lambda: None) -> None:
+    async def _settle(
+        self,
+        items: Sequence[Item],
+        outcome: Outcome,
+        first: Callable[[], Awaitable[None]] | None,
+        then: Callable[[], None] | None,
+    ) -> None:
+        try:
+            if first is not None:
+                await first()
+        finally:
+            await self.settle(items, outcome)
+        if then is not None:
+            then()
+
+    async def settle(self, items: Sequence[Item], outcome: Outcome) -> None:
         try:
             for item, answer in await self._answers(items, outcome):
                 self._note(item, outcome, answer)
         finally:
-            then()
             for item in items:
                 self._let_go(item)
 

@@ -36,6 +36,7 @@ SAMPLES: list[SparkSbSinkError] = [
     errors.BoardError(path="p", detail=D),
     errors.BoardError(path="p", detail=D, patience=1),
     errors.ClosedError("It"),
+    errors.TurnFailedError(detail=D),
     errors.FaultedError(first="primary", other="secondary", reason=D),
     errors.IncompatibleSdkError(found="1", works="2", missing="m"),
     errors.SchemaError("a problem"),

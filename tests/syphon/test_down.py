@@ -144,7 +144,7 @@ def test_what_is_deferred_for_an_entity_that_refuses_our_claim_is_tried_with_a_f
 def test_a_throttled_entity_is_left_alone_as_long_as_it_asks_for_also_over_the_ends_of_runs(field: Field) -> None:
     busy, well = field.entities(2)
     clock = MovableClock()
-    drain = field.drain(clock=clock, long_poll="60s", failover_interval="0s")
+    drain = field.drain(clock=clock, long_poll="60s", failover_interval="0s", ping_interval="30s")
     with field.primary.fault(Busy(description="Please wait 60 seconds."), busy):
         ids = field.backlog_for(busy, 50)
         drain.run(30, until=lambda: drain._shared.busy(busy) > 0)
@@ -153,10 +153,11 @@ def test_a_throttled_entity_is_left_alone_as_long_as_it_asks_for_also_over_the_e
             drain.run(0.3)
         assert operations(field) - before <= 2  # a look whether the queue has something for others, in one page
         others = field.backlog_for(well, 50)
+        clock.ahead += 30
         drain.run(30, until=lambda: field.accepted(well) == 50)
     assert field.taken(well) == dict.fromkeys(others, 1)
     assert health(drain.factory, busy) is Health.HEALTHY
-    clock.ahead += 60
+    clock.ahead += 30
     report = field.until_empty(drain)
     assert field.taken(busy) == dict.fromkeys(ids, 1)
     assert report.total("deferred") == report.total("dead_lettered") == 0

@@ -12,7 +12,7 @@ def test_a_turn_that_only_looks_receives_nothing(field: Field) -> None:
     drain = drain_for(options, folder, (0,))
     try:
         assert take_turn(options, (0,), Turn(0.1), folder).error is None
-        await_that(lambda: not drain.queues[0]._polling, 20)
+        await_that(lambda: drain.queues[0]._polling is None, 20)
         field.backlog_for(entity, 10)
         before = drain.polls
         look = Turn(0.0, count_to=100, look_only=True)
