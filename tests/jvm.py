@@ -1,7 +1,7 @@
 """JVMs for tests: they live for seconds, so starting is most of what they cost.
 
-They take a simple compiler and a simple collector, and Spark's classes from an archive (class data sharing of the JDK)
-that the first run with several workers makes beside its tests. `python -m tests.jvm FILE` makes one.
+They take a simple compiler and a simple collector, compile no plans, and take Spark's classes from an archive (class
+data sharing of the JDK) that the first run with several workers makes beside its tests. `python -m tests.jvm FILE` makes one.
 """
 
 import hashlib
@@ -16,6 +16,8 @@ import pyspark
 from spark_sb_sink.java import JavaMissingError, java_program, require_java
 
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+INTERPRETED = "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
+"""For a driver: Spark runs plans as they are, as compiling each costs more than its few rows. A fifth of the whole."""
 QUIET = "-Xlog:cds*=off"
 """What does not fit the archive is read from the jars, without a word on standard output."""
 OPTIONS = "SPARK_SUBMIT_OPTS"
@@ -23,7 +25,14 @@ OPTIONS = "SPARK_SUBMIT_OPTS"
 
 
 def options(archive: Path | None) -> str:
-    return SHORT_LIVED if archive is None else f"{SHORT_LIVED} {QUIET} -XX:SharedArchiveFile={archive}"
+    simple = f"{SHORT_LIVED} {INTERPRETED}"
+    return simple if archive is None else f"{simple} {QUIET} -XX:SharedArchiveFile={archive}"
+
+
+def of_executors() -> str:
+    """The same for an executor, which takes Spark's settings from its driver only."""
+    given = os.environ.get(OPTIONS, SHORT_LIVED).split()
+    return " ".join(option for option in given if not option.startswith("-Dspark."))
 
 
 def archive_in(folder: Path) -> Path | None:
@@ -54,7 +63,7 @@ def begin(archive: Path) -> "subprocess.Popen[bytes]":
 
 def main(archive: Path) -> None:
     unfinished = archive.with_suffix(f".{os.getpid()}")
-    os.environ[OPTIONS] = f"{SHORT_LIVED} {QUIET} -XX:ArchiveClassesAtExit={unfinished}"
+    os.environ[OPTIONS] = f"{SHORT_LIVED} {INTERPRETED} {QUIET} -XX:ArchiveClassesAtExit={unfinished}"
     from pyspark import SparkContext
 
     from spark_sb_sink.sessions import local_session

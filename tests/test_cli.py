@@ -245,7 +245,11 @@ def test_ctrl_c_ends_a_look_at_a_silent_namespace_at_once_and_without_a_word(com
         sides = {"primary": side.format("127.0.0.1"), "secondary": side.format("localhost")}
         file.write_text(toml({**sides, "primary_name": "p", "send_timeout": "60s"}))
         with subprocess.Popen(
-            [*PROGRAM, command, "--conf-file", str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*PROGRAM, command, "--conf-file", str(file)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
         ) as process:
             try:
                 silent.settimeout(60)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import jvm
 from tests.commands.conftest import ConfFile
 from tests.commands.support import run
 from tests.commands.tables import Tables
@@ -42,7 +43,7 @@ def test_each_prints_one_document_and_nothing_else_also_when_it_starts_spark_its
         capture_output=True,
         text=True,
         timeout=240,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_SUBMIT_OPTS": f"-XX:TieredStopAtLevel=1 {jvm.INTERPRETED}"},
     )
     assert (done.returncode, done.stderr) == (0, "")
     *documents, rest = done.stdout.split(f"{MARK} 0\n")

@@ -26,7 +26,6 @@ from spark_sb_sink.testing import await_that
 from tests import jvm
 
 OPTIONS = "SINK_OPTIONS"
-QUICK_JVM = os.environ.get(jvm.OPTIONS, jvm.SHORT_LIVED)
 THRIFTY_DELTA = {"spark.databricks.delta.snapshotPartitions": "2"}
 
 
@@ -44,7 +43,7 @@ class SinkApp:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> Self:
-        quick = {"spark.executor.extraJavaOptions": QUICK_JVM}
+        quick = {"spark.executor.extraJavaOptions": jvm.of_executors()}
         conf = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", **quick, **THRIFTY_DELTA, **self._conf}
         arguments = [str(self.files), str(self.folder / "checkpoint"), self._schema, self._master, json.dumps(conf)]
         with self._log.open("a") as log:

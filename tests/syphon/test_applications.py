@@ -19,9 +19,10 @@ from pyspark.sql import SparkSession
 from spark_sb_sink.amqp import decode_message
 from spark_sb_sink.broker import BrokerProcess
 from spark_sb_sink.broker.faults import Refuse
+from tests import jvm
 from tests.conftest import await_that
 from tests.sink import samples
-from tests.sink.app import QUICK_JVM, THRIFTY_DELTA, SinkApp, processes_below
+from tests.sink.app import THRIFTY_DELTA, SinkApp, processes_below
 from tests.sink.support import SinkGround
 from tests.sink.test_pipeline import ROOT, SUBMIT, toml
 from tests.syphon.field import receive_raw
@@ -32,7 +33,7 @@ DELTA = [
     "--packages=io.delta:delta-spark_4.2_2.13:4.4.0",
     "--conf=spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension",
     "--conf=spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    f"--conf=spark.driver.extraJavaOptions={QUICK_JVM}",
+    f"--conf=spark.driver.extraJavaOptions={jvm.of_executors()}",
     *(f"--conf={key}={value}" for key, value in THRIFTY_DELTA.items()),
     "--conf=spark.ui.enabled=false",
     "--conf=spark.driver.host=127.0.0.1",
