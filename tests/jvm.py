@@ -1,7 +1,8 @@
 """JVMs for tests: they live for seconds, so starting is most of what they cost.
 
 They take a simple compiler and a simple collector, compile no plans, and take Spark's classes from an archive (class
-data sharing of the JDK) that the first run with several workers makes beside its tests. `python -m tests.jvm FILE` makes one.
+data sharing of the JDK) that the first run with several workers makes beside its tests. `python -m tests.jvm FILE`
+makes one.
 """
 
 import hashlib
