@@ -69,7 +69,16 @@ class Line:
 
     @property
     def link(self) -> Any:
-        return self._handler._link
+        """The SDK's link. A client that was closed takes it away, before the reader hears of that."""
+        link = None if self._handler is None else self._handler._link
+        if link is None:
+            raise ClosedError(f"The link to {self.entity}")
+        return link
+
+    @property
+    def live(self) -> bool:
+        """Whether it is open, and has its link."""
+        return bool(self._tasks) and not (self._closed or self.broken) and self._handler._link is not None
 
     @property
     def session(self) -> Any:

@@ -118,7 +118,7 @@ class RawReceiver:
     @property
     def owed(self) -> bool:
         """Whether there are such, or credit for more."""
-        return bool(self._buffer) or (not self.broken and self._line.link.current_link_credit > 0)
+        return bool(self._buffer) or (self._line.live and self._line.link.current_link_credit > 0)
 
     async def open(self) -> None:
         with _reopenable(self.queue):

@@ -150,7 +150,7 @@ def test_the_state_can_be_asked_for_while_batches_are_counted_and_is_that_of_one
     done = threading.Event()
 
     def count() -> None:
-        for number in range(400):
+        for number in range(150):
             boards = [f"b{number}-{at}" for at in range(5)]
             known.learn([report(board, change(1, OUT, board=board)) for board in boards], ())
             known.count(2, [RouteCounts("orders", primary=1), RouteCounts(f"e{number}", primary=1)])

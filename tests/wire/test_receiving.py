@@ -10,6 +10,7 @@ from azure.servicebus.exceptions import MessageLockLostError, ServiceBusError
 from spark_sb_sink.amqp import batch_payload, decode_message
 from spark_sb_sink.broker import NamespaceHandle
 from spark_sb_sink.broker.faults import BlackHole, Shape
+from spark_sb_sink.errors import ClosedError
 from spark_sb_sink.wire import (
     ABANDON,
     COMPLETE,
@@ -344,3 +345,16 @@ def test_the_peers_ranges_may_go_round_and_may_be_absurd() -> None:
     assert named_ids(5, None, known) == [5]
     assert named_ids(6, None, known) == []
     assert (signed((2 - 0xFFFF_FFFF) & 0xFFFF_FFFF), signed((0xFFFF_FFFF - 2) & 0xFFFF_FFFF)) == (3, -3)
+
+
+async def test_a_client_that_was_closed_leaves_no_credit_and_says_so(client: ServiceBusClient, queue: str) -> None:
+    """It takes the link away, and for a moment nothing else tells of it."""
+    receiver = RawReceiver(client, queue)
+    assert not receiver.owed, "it was not opened"
+    await receiver.open()
+    await receiver.receive(1, 0.05)
+    await receiver._line._handler.close_async()
+    assert not receiver.owed
+    with pytest.raises(ClosedError):
+        await receiver.pause()
+    await receiver.close()
