@@ -107,6 +107,7 @@ class QueueDrain:
     async def close(self) -> None:
         await end(self._tasks.values())
         await self.intake.close()
+        await self.settler.finish()
 
     # Receive
 

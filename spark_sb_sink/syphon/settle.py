@@ -80,6 +80,11 @@ class Settler:
         if then is not None:
             then()
 
+    async def finish(self) -> None:
+        """Once the link is closed: until what was being settled has an outcome, so that the receipts tell of it."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._shared.options.send_timeout)
+
     async def settle(self, items: Sequence[Item], outcome: Outcome) -> None:
         try:
             for item, answer in await self._answers(items, outcome):
