@@ -1,5 +1,6 @@
 """Settlements: over the link that brought a message, and where that is not possible by its lock token."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,3 +102,37 @@ def test_a_delivery_is_settled_over_the_link_that_brought_it(field: Field) -> No
     tally = field.secondary.tally(field.queue(0))
     completed = [what.get("completed", 0) for _, what in sorted(tally.items())]
     assert completed == [1, 0, 0, 1], tally
+
+
+def test_a_queue_that_is_closed_tells_of_what_was_being_settled(field: Field, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its receipts are taken next: what is noted later stands nowhere."""
+    entity, drain = field.entity(), field.drain()
+    field.backlog_for(entity, 3)
+    [queue] = drain.queues
+    begun, closed = asyncio.Event(), asyncio.Event()
+    plain = queue.intake.close
+
+    async def close() -> None:
+        await plain()
+        closed.set()
+
+    async def answered_late() -> None:
+        begun.set()
+        await closed.wait()
+
+    async def close_amid_a_settlement() -> int:
+        receiver = drain.factory.receiver(field.queue(0))
+        await receiver.open()
+        items = [queue.item(each.payload, each.tag, 0) for each in await receiver.receive(3, 10)]
+        queue.settler.hold(items)
+        queue.settler.settle_soon(items, COMPLETE, first=answered_late)
+        await begun.wait()
+        await queue.close()
+        left = len(queue.settler.held)
+        await receiver.close()
+        return left
+
+    monkeypatch.setattr(queue.intake, "close", close)
+    assert drain.factory.run(close_amid_a_settlement()) == 0
+    told = drain.untold()
+    assert told.moved + told.total("unconfirmed") == 3
